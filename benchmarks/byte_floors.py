@@ -23,7 +23,11 @@ H200_BANDWIDTH = 4.3e12  # bytes a second; reads, as measured on the card
 LOGIT_BYTES = 8  # f32, written and read
 DRAFT_HEAD = "mtp."  # how the names of its tensors begin
 CONV_PASSES = 2  # read and written
-_STORED = {DType.F8E4M3: "linear-fp8", DType.U8: "linear-nvfp4"}
+_STORED = {
+    DType.F8E4M3: "linear-fp8",
+    DType.U8: "linear-nvfp4",
+    DType.I32: "linear-int4",
+}
 
 
 @dataclass(frozen=True)
@@ -114,5 +118,6 @@ class Floor:
         if module.endswith(".conv1d") or leaf in ("A_log", "dt_bias"):
             return "gdn"
         tensors = self.model.tensors
-        weight = tensors.get(f"{module}.weight") or tensors[f"{module}.weight_packed"]
+        named = (tensors.get(f"{module}.{x}") for x in ("weight", "qweight", "weight_packed"))
+        weight = next(t for t in named if t is not None)
         return _STORED.get(weight.dtype, "linear-bf16")

@@ -20,9 +20,9 @@ from spark_engine.tensors import TensorSpec
 L2_SHARE = 0.5  # of the cache that one tensor may take and still be there for the next node
 MMA_TOKENS = 8  # tokens that one matrix instruction takes: fewer cost as much
 CHUNK = 64  # tokens of a chunk of the delta rule in prefill
-FORMATS = {"fp8": "e4m3", "fp8_block": "e4m3", "nvfp4_a4": "nvfp4"}  # multiplied as stored
+FORMATS = {"fp8": "e4m3", "fp8_channel": "e4m3", "fp8_block": "e4m3", "nvfp4_a4": "nvfp4"}
 LINEAR = {"fp8_linear": "e4m3", "fp8_block_linear": "e4m3", "nvfp4_linear_a4": "nvfp4"}
-LINEAR |= {"linear": "bf16", "nvfp4_linear": "bf16"}
+LINEAR |= {"linear": "bf16", "nvfp4_linear": "bf16", "int4_linear": "bf16"}
 GATHERS = ("embed", "mtp_input")  # of a table they read one row a token
 TOUCHES = ("mark_tokens", "accept_drafts", "round_rows", "shift_ids", "draft_token")
 
@@ -68,10 +68,11 @@ def _plain(work: Work) -> Amounts:
 
 
 def _linear(work: Work) -> Amounts:
-    x, w = work.ins[0], work.ins[1]
-    ops = 2.0 * _padded(x.dims[0]) * w.dims[0] * x.dims[-1]
+    x, w, kind = work.ins[0], _named(work)["w"], LINEAR[work.name]
+    k = x.dims[-1] * (2 if kind == "nvfp4" else 1)  # two codes a byte
+    ops = 2.0 * _padded(x.dims[0]) * w.dims[0] * k
     plain = _plain(work)
-    return Amounts(plain.cold, plain.warm, ops, LINEAR[work.name])
+    return Amounts(plain.cold, plain.warm, ops, kind)
 
 
 def _router(work: Work) -> Amounts:

@@ -16,11 +16,13 @@ from benchmarks.rehearsal.gb10 import tables as predicted_tables
 from benchmarks.rehearsal.gb10.tables import table
 from benchmarks.rehearsal.tables import rehearsed
 from benchmarks.result_files import RESULTS, ROOT, read
+from spark_engine.builder import checkpoint_list
 
 DOCS = ROOT / "docs"
 PAGES = (
     ROOT / "README.md",
     DOCS / "performance.md",
+    DOCS / "models.md",
     *sorted((DOCS / "results").glob("*.md")),
 )
 DECODE = RESULTS / "decode"
@@ -32,6 +34,7 @@ STATE, THEIR_STATE = "f32", "fp32"
 AUTO = "auto"  # k as the engine chooses
 TYPICAL = (0.8, 0.75, 0.7)  # acceptance of three drafts, each where those before it were kept
 BATCHES = (1, 8, 32, 64, 128)  # of the README, of the aims and of vLLM
+PREDICTED = {"qwen38-27b": "Qwen3.8-27B with W4A4 MLP and head"}  # where nothing was measured
 NAMES = {"qwen36-27b": "Qwen3.6-27B", "qwen36-35b-a3b": "Qwen3.6-35B-A3B"}
 AIMS = {  # ms a step at BATCHES: what the project set out for before anything was measured
     "qwen36-27b": (5.4, 6.2, 9.2, 13.5, 21.0),
@@ -252,7 +255,7 @@ def _cell(row: Row | None, key: str, form: str) -> str:
 
 def predicted() -> str:
     """What a GB10 should do, where nothing was run."""
-    return predicted_tables.predicted(NAMES)
+    return predicted_tables.predicted(NAMES | PREDICTED)
 
 
 def gb10() -> str:
@@ -290,6 +293,12 @@ def machines() -> str:
     return table(["machine", "checkpoint", "1 user", "8 users", "figures"], cells)
 
 
+def checkpoints() -> str:
+    """What `spark-build --list` prints."""
+    columns, cells = checkpoint_list.table(checkpoint_list.listed())
+    return table(columns, [[f"`{name}`", *rest] for name, *rest in cells])
+
+
 TABLES = {
     "decode": decode,
     "drafts": drafts,
@@ -301,6 +310,7 @@ TABLES = {
     "kept": kept,
     "machines": machines,
     "rehearsed": rehearsed,
+    "checkpoints": checkpoints,
 }
 
 

@@ -73,6 +73,7 @@ def make_manifest(
         eos_token_ids=model.config.eos_token_ids,
         fingerprint=fingerprint,
         files={},
+        rope=str(model.config.rope),
         invariant=plan.invariant,
         ranks=plan.ranks,
         shares=model.shards.shares,

@@ -30,7 +30,7 @@ from spark_engine.builder.executors.backend import Backend
 from spark_engine.builder.fingerprint import fingerprint
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.graph_checks import Subject, verify
-from spark_engine.builder.graph.lower import facts_of, lower, rounding_notes
+from spark_engine.builder.graph.lower import facts_of, lower, rounding_notes, scale_notes
 from spark_engine.builder.graph.packing import pack
 from spark_engine.builder.graph.rewrite import RewriteContext, Rewritten, rewrite
 from spark_engine.builder.plan.options import (
@@ -46,7 +46,7 @@ from spark_engine.builder.plan.options import (
 )
 from spark_engine.builder.record_process import recorded
 from spark_engine.builder.report import BuildReport
-from spark_engine.builder.rules import RULES, SEGMENT_RULES
+from spark_engine.builder.rules import rules_for
 from spark_engine.builder.text_files import TEXT_FILES, text_bytes, text_notes
 from spark_engine.device.host_memory import available_memory
 from spark_engine.device.shared_memory import host_budget
@@ -55,6 +55,7 @@ from spark_engine.errors import EngineError, OptionError
 from spark_engine.hints import cuda_missing, driver_present, extra
 from spark_engine.manifest import Bucket, Fingerprint, Manifest, weights_name
 from spark_engine.models.open_model import open_model, with_ranks
+from spark_engine.models.weights.draft_weights import head_fault
 from spark_engine.models.weights.recipes import Recipe
 from spark_engine.models.weights.shards import TILE, of_rank
 from spark_engine.models.weights.stored_model import Model
@@ -89,10 +90,8 @@ def build(
     check_destination(destination)
     clock.start("open", str(checkpoint))
     requested, options = options.target, with_target(options)
-    tile = TILE if options.gpu else 1
-    model = with_ranks(open_model(checkpoint), options.tp, tile, options.across_hosts)
-    plan = resolve(options, facts_of(model))
-    found = (*no_gpu_note(requested, options.target), *text_notes(checkpoint))
+    model, plan = planned(checkpoint, options)
+    found = (*no_gpu_note(requested, options.target), *model.notes, *text_notes(checkpoint))
     for note in found:
         progress(f"warning: {note}")
     with locked(destination):
@@ -107,6 +106,7 @@ def build(
             family: lower(model, plan, family)
             for family in plan.buckets.families(plan.limits.drafts)
         }
+        borrowed = scale_notes(model, graphs.values())
         clock.start("verify", "the lowered graphs")
         verify_all(graphs, plan, "lowered")
         clock.start("rewrite", "the graphs by the rules")
@@ -145,10 +145,21 @@ def build(
             if record is not False:
                 clock.start("record", "the build record")
                 manifest, unsaid = recorded(folder, manifest, least=record is None)
-    costs = draft_costs(manifest, (entry.spec for entry in layout.entries.values()))
-    notes = (*found, *plan.notes, *rounding_notes(graphs.values()), *backend.notes, *costs, *unsaid)
+    notes = (*found, *plan.notes, *borrowed, *rounding_notes(graphs.values()), *backend.notes)
+    notes += (*draft_costs(manifest, (e.spec for e in layout.entries.values())), *unsaid)
     seconds = clock.seconds()
     return BuildReport(manifest, True, seconds, clock.peak_rss(), notes, clock.peak_anonymous)
+
+
+def planned(checkpoint: Path, options: Options) -> tuple[Model, BuildPlan]:
+    """The model and its plan; without a draft head that is damaged and not asked for."""
+    opened = open_model(checkpoint, options.rope_scaling)
+    model = with_ranks(opened, options.tp, TILE if options.gpu else 1, options.across_hosts)
+    plan = resolve(options, facts_of(model))
+    if plan.draft and options.drafts is None and (fault := head_fault(model)):
+        model = replace(model, draft_note=fault)
+        plan = resolve(options, facts_of(model))
+    return model, plan
 
 
 def unchanged(destination: Path, target: str, print_: Fingerprint) -> Manifest | None:
@@ -165,8 +176,7 @@ def rewrite_graph(model: Model, plan: BuildPlan, graph: FamilyGraph) -> Rewritte
     """Applies the rules to one family's graph in place; applies none without `fuse`."""
     assert model.checkpoint is not None
     context = RewriteContext(graph.graph, graph.weights, model.checkpoint, REGISTRY)
-    rules = RULES if plan.gpu is not None else SEGMENT_RULES
-    return rewrite(context, rules if plan.fuse else ())
+    return rewrite(context, rules_for(plan.gpu) if plan.fuse else ())
 
 
 def pack_all(graphs: Mapping[str, FamilyGraph]) -> None:

@@ -9,11 +9,13 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
 from rich.console import Console
 
+from spark_engine.builder import checkpoint_list
 from spark_engine.builder.build import build, runs_here
 from spark_engine.builder.emit import check_destination
 from spark_engine.builder.fetch import fetch, name_of
@@ -32,6 +34,7 @@ from spark_engine.builder.plan.options import (
     gpu_of,
     target_for,
 )
+from spark_engine.builder.plan.rope_scaling import parse_rope_scaling
 from spark_engine.builder.report import report_json, show_report
 from spark_engine.command import command
 from spark_engine.device.choice import HELP, choose
@@ -66,7 +69,7 @@ class _Build(click.Command):
 
 
 @click.command(cls=_Build)
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("checkpoint", type=click.Path(path_type=Path), required=False)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Engine folder to write.")
 @click.option(
     "--target",
@@ -110,6 +113,12 @@ class _Build(click.Command):
     type=int,
     help=f"Tokens of the longest sequence; by default the model's, up to {budget.MAX_CONTEXT} on a "
     f"GPU and {CPU_MAX_CONTEXT} on a CPU.",
+)
+@click.option(
+    "--rope-scaling",
+    metavar="yarn:N|JSON",
+    help="Extend the model's positions N times by YaRN, which changes short texts a little; or "
+    "rope_scaling as JSON, in place of the checkpoint's.",
 )
 @click.option(
     "--max-seqs",
@@ -194,10 +203,11 @@ class _Build(click.Command):
     help="Run every bucket once, where this machine can, and keep md5 sums of their tokens; by "
     "default a CPU's least buckets alone.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("--list", "lists", is_flag=True, help="Print which checkpoint fits which machine.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report, or the list, as JSON.")
 @click.version_option(package_name="spark-engine", prog_name="spark-build")
 def main(
-    checkpoint: Path,
+    checkpoint: Path | None,
     output: Path | None,
     decode: str | None,
     prefill: str | None,
@@ -206,8 +216,10 @@ def main(
     target: str,
     drafts: str,
     draft_vocab: str | None,
+    rope_scaling: str | None,
     no_fuse: bool,
     record: bool | None,
+    lists: bool,
     as_json: bool,
     device: int | None,
     **rest: object,
@@ -217,6 +229,13 @@ def main(
     CHECKPOINT may also name a model on the hub, OWNER/NAME or OWNER/NAME@REVISION (or be its
     address there): it is fetched first. The default output is engines/ and the checkpoint's name.
     """
+    if lists:
+        whole = checkpoint_list.listed()
+        lines = checkpoint_list.lines(whole)
+        click.echo(json.dumps(whole, indent=1, ensure_ascii=False) if as_json else "\n".join(lines))
+        return
+    if checkpoint is None:
+        raise click.UsageError("Missing argument 'CHECKPOINT'; --list names some.")
     hub = name_of(checkpoint)
     name = hub.partition("@")[0].rpartition("/")[2] if hub else checkpoint.resolve().name
     folder = output or Path("engines") / name
@@ -226,18 +245,21 @@ def main(
             "decode": parse_sizes("--decode", decode) if decode is not None else None,
             "prefill": parse_sizes("--prefill", prefill) if prefill is not None else None,
         }
-        drafting = {
+        scaling = parse_rope_scaling(rope_scaling) if rope_scaling is not None else None
+        parsed = {
+            "rope_scaling": scaling,
             "verify": parse_rounds("--verify", verify) if verify is not None else None,
             "drafts": parse_drafts(drafts),
             "draft_vocab": parse_vocab(draft_vocab) if draft_vocab is not None else None,
         }
         target = target_for(executor, target)
-        options = Options(target, fuse=not no_fuse, **sizes, **drafting, **rest)  # type: ignore[arg-type]
+        options = Options(target, fuse=not no_fuse, **sizes, **parsed, **rest)  # type: ignore[arg-type]
         with Progress(sys.stderr) as shown:
             if hub is not None:
                 gpu_of(options)  # a wrong option is reported before a download
                 check_destination(folder)
-                checkpoint = fetch(hub, shown, read_description, folder)
+                described = partial(read_description, rope_scaling=scaling)
+                checkpoint = fetch(hub, shown, described, folder)
             report = build(checkpoint, folder, options, shown.say, shown.advance, record)
         if as_json:
             click.echo(json.dumps(report_json(report), indent=1, sort_keys=True))

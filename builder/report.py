@@ -121,6 +121,7 @@ def _summary(m: Manifest) -> Table:
         ("target", f"{m.target} ({m.executor})" + (f", card {m.card}" if m.card else "")),
         ("dtypes", f"activation {dtypes.activation}, KV {dtypes.kv}, state {dtypes.state}"),
         ("sequences", f"{limits.max_seqs} of up to {limits.max_context} tokens"),
+        *([("rope", m.rope)] if m.rope != "default" else []),
         ("KV pages", f"{limits.pages} of {limits.page_size} tokens"),
         ("snapshots", _snapshots(m)),
         ("drafts", f"up to {limits.drafts} a round" if limits.drafts else "none"),

@@ -53,7 +53,9 @@ def exporter_layout(
     rows, (drafts, note) = family.tensors(config), family.draft_tensors(config)
     table = quant_table(rows, config_json, hf_quant)
     head = quant_table(drafts, config_json, hf_quant)
-    layout = Layout.usual(config.nested, table.quantised, head.quantised, (*rows, *drafts))
+    # quantised experts are stored one by one
+    stacked, of_head = (family.stacks_experts and not t.quantised for t in (table, head))
+    layout = Layout.usual(config.nested, stacked, of_head, (*rows, *drafts))
     table = table.drafting(head)
     expected = {
         **expected_tensors(rows, config.dtype, table, layout),

@@ -8,44 +8,61 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from spark_engine.errors import CheckpointError, OptionError
 from spark_engine.models.checkpoint.draft_tensors import draft_tensors
-from spark_engine.models.checkpoint.expected_tensors import check_tensors, expected_tensors, usual
+from spark_engine.models.checkpoint.expected_tensors import (
+    ASIDE,
+    MTP,
+    check_tensors,
+    expected_tensors,
+    usual,
+)
 from spark_engine.models.checkpoint.files import CONFIGS, Checkpoint, open_checkpoint, read_json
-from spark_engine.models.checkpoint.layout import Layout
-from spark_engine.models.checkpoint.quant_table import quant_table
+from spark_engine.models.checkpoint.layout import HEAD, Layout
+from spark_engine.models.checkpoint.quant_schemes import Scheme
+from spark_engine.models.checkpoint.quant_table import QuantTable, declarations, quant_table
 from spark_engine.models.checkpoint.tensor_list import Row, ValueKind, of_kind
+from spark_engine.models.config.json_values import Json, malformed_json
 from spark_engine.models.config.model_config import ModelConfig
+from spark_engine.models.config.rope import rescaled
 from spark_engine.models.exporter_layout import exporter_layout
 from spark_engine.models.families.registry import family_of, read_config
 from spark_engine.models.synthetic import is_synthetic, open_synthetic
 from spark_engine.models.weights.shards import Shards, local_config
 from spark_engine.models.weights.stored_model import Model
-from spark_engine.tensors import TensorSpec
+from spark_engine.tensors import DType, TensorSpec
 
 _ROWS = 4096  # rows of a matrix compared at a time
 
 
-def open_model(path: Path | str) -> Model:
-    """Opens a checkpoint folder and checks headers and configs.
+def open_model(path: Path | str, rope_scaling: Json | None = None) -> Model:
+    """Opens a checkpoint folder and checks headers and configs. `rope_scaling` replaces the file's.
 
     Raises CheckpointError before any weight is read: see `open_checkpoint`, `read_config`,
     `quant_table` and `check_tensors`.
     """
+    optional: tuple[str, ...] = ASIDE
+    if Path(path, CONFIGS[0]).is_file():  # an unknown model or format, before faults of its weights
+        prefixes = family_of(read_description(Path(path), rope_scaling)).ignored_prefixes
+        optional += tuple(chain(*prefixes.values()))
     synthetic = is_synthetic(path)
-    if not synthetic and Path(path, CONFIGS[0]).is_file():
-        read_description(Path(path))  # reports an unknown model before faults of its weights
-    checkpoint = open_synthetic(path) if synthetic else open_checkpoint(path)
-    config = read_config(checkpoint.config, checkpoint.generation)
+    checkpoint = open_synthetic(path) if synthetic else open_checkpoint(path, optional)
+    config = _read_config(checkpoint.config, checkpoint.generation, rope_scaling)
     family = family_of(config)
+    heads = family.ignored_prefixes.get(MTP, ())
+    if config.mtp_layers is None and any(name.startswith(heads) for name in checkpoint.tensors):
+        config = replace(config, mtp_layers=1)
     rows, (drafts, note) = family.tensors(config), family.draft_tensors(config)
-    table = quant_table(rows, checkpoint.config, checkpoint.hf_quant)
     layout = Layout.detect(checkpoint.tensors, rows, drafts)
+    table = quant_table(rows, checkpoint.config, checkpoint.hf_quant, layout.fused)
+    table = table.spelled(layout, checkpoint.tensors)
     expected = expected_tensors(rows, config.dtype, table, layout)
+    _check_declared(table, config.tied, checkpoint, optional)
     ignored = check_tensors(expected, checkpoint.tensors, family.ignored_prefixes)
     _check_tied(rows, layout, checkpoint)
     if not note:
@@ -74,13 +91,23 @@ def with_ranks(model: Model, ranks: int, tile: int, across: bool = False) -> Mod
     return replace(model, config=local, shards=replace(shards, across=across))
 
 
-def read_description(folder: Path) -> ModelConfig:
+def read_description(folder: Path, rope_scaling: Json | None = None) -> ModelConfig:
     """The model of a folder that may lack its weights.
 
     Raises CheckpointError as `open_model` does.
     """
-    config, generation = (read_json(folder / name, name == CONFIGS[0]) for name in CONFIGS[:2])
-    return read_config(config, generation)
+    config, generation, hf_quant = (
+        read_json(folder / name, name == CONFIGS[0]) for name in CONFIGS
+    )
+    found = _read_config(config, generation, rope_scaling)
+    declarations(config, hf_quant)  # refuses formats before they are fetched, or their dtypes read
+    return found
+
+
+def _read_config(config: Json, generation: Json, rope_scaling: Json | None) -> ModelConfig:
+    with malformed_json(CONFIGS[0]):
+        given = rescaled(config, rope_scaling) if rope_scaling else config
+    return read_config(given, generation)
 
 
 def describe(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any] | None = None) -> Model:
@@ -98,6 +125,32 @@ def describe(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any] | None 
         config, exported.table, exported.layout, exported.rows, exported.expected, found, ignored,
         exported.draft_note, None,
     )  # fmt: skip
+
+
+def _check_declared(
+    table: QuantTable, tied: bool, checkpoint: Checkpoint, optional: tuple[str, ...]
+) -> None:
+    """Raises CheckpointError where a key that is set, or missing, does not fit any tensor."""
+    text = [t for name, t in checkpoint.tensors.items() if not name.startswith(optional)]
+    dtypes = {t.dtype for t in text}
+    packed = sorted(dtypes & {DType.F8E4M3, DType.U8})
+    schemes = sorted({s.value for s in table.modules.values()} - {Scheme.PLAIN.value})
+    files = [d.where for d in declarations(checkpoint.config, checkpoint.hf_quant)]
+    if schemes and not packed and DType.I32 not in dtypes:
+        raise CheckpointError(
+            f"{' and '.join(schemes)} is declared, but all weights are plain: if they were "
+            f"dequantised, remove {' and '.join(files)}; else take the weights of that export"
+        )
+    if packed and not schemes:
+        raise CheckpointError(
+            f"{', '.join(packed)} weights are quantised, but config.json has no "
+            "quantization_config for them: take it, and hf_quant_config.json, from their export"
+        )
+    if not tied and not any(t.name.startswith(f"{HEAD}.") for t in text):
+        raise CheckpointError(
+            f"{HEAD}.weight is missing, and config.json does not say tie_word_embeddings: set it "
+            "to true if the head is the embedding, else download the weights again"
+        )
 
 
 def _check_tied(rows: Iterable[Row], layout: Layout, checkpoint: Checkpoint) -> None:

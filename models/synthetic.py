@@ -4,8 +4,8 @@ A folder of config.json, the quantisation config and `synthetic.json` ({"seed": 
 checkpoint of the published shapes, names and types with plausible random values: norms near one,
 projections of gain one, long and short memories, block scales as exporters write them. A tensor
 depends on seed, name and kind alone, and takes no additional memory. For measurements and tests;
-knows no name of a tensor and no graph. A draft head is drawn if config.json has one; parts that are
-not compiled (vision) are left out.
+knows no name of a tensor and no graph. A draft head is drawn if config.json or the model
+type's files have one; parts that are not compiled (vision) are left out.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from spark_engine.models.checkpoint.expected_tensors import Expected
 from spark_engine.models.checkpoint.files import (
     CONFIGS,
     DTYPES,
-    INDEX,
     Checkpoint,
     StoredTensor,
     read_json,
 )
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect
-from spark_engine.models.checkpoint.tensor_list import Row, Tensor, ValueKind
+from spark_engine.models.checkpoint.tensor_list import Linear, Row, Tensor, ValueKind
+from spark_engine.models.checkpoint.weight_files import INDEX
 from spark_engine.models.exporter_layout import exporter_layout
 from spark_engine.models.families.registry import read_config
 from spark_engine.tensors import Array, DType
@@ -73,9 +73,16 @@ class Synthetic(Checkpoint):
                 f"{self.path} describes no tensor {name}; correct its config.json"
             )
         tensor, row = self.tensors[name], self.expected[name].row
-        leaf = name.rpartition(".")[2]
+        leaf, group = name.rpartition(".")[2], self.expected[name].scheme.group
         if "scale" in leaf and tensor.dtype is not DType.F8E4M3:
-            return np.full(tensor.shape, _scale(leaf, row), tensor.dtype.numpy)
+            scale = _std(row) / _INT4_RMS if group else _scale(leaf, row)
+            return np.full(tensor.shape, scale, tensor.dtype.numpy)
+        if "zero" in leaf:
+            return np.full(tensor.shape, 0x77777777, np.int32)  # 7; of GPTQ 8
+        if leaf in ("g_idx", "weight_g_idx"):
+            return np.arange(tensor.shape[0], dtype=np.int32) // np.int32(group)
+        if leaf == "weight_shape" and isinstance(row, Linear):
+            return np.array((row.stored.rows, row.columns), tensor.dtype.numpy)
         key = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()
         rng = np.random.Generator(np.random.SFC64(int.from_bytes(key, "little")))
         drawn: Array = _draw(rng, tensor, row).reshape(tensor.shape)
@@ -96,7 +103,7 @@ def is_synthetic(path: Path | str) -> bool:
 
 
 def open_synthetic(path: Path | str) -> Synthetic:
-    """Opens a folder of config.json, synthetic.json and, where quantised, hf_quant_config.json.
+    """Opens a folder of config.json, synthetic.json and, where modelopt is, hf_quant_config.json.
 
     Raises CheckpointError when a file is missing or malformed, or describes an unsupported model.
     """
@@ -164,8 +171,8 @@ def _write_shard(checkpoint: Synthetic, names: list[str], path: Path) -> None:
 def _draw(rng: np.random.Generator, tensor: StoredTensor, row: Row) -> Array:
     """The elements of a tensor that stores `row`, in one dimension."""
     count = tensor.nbytes // tensor.dtype.itemsize
-    if tensor.dtype is DType.U8:  # two e2m1 codes: every byte is one pair
-        return _bytes(rng, count)
+    if tensor.dtype in (DType.U8, DType.I32):  # codes of 4 bits: every byte is one pair
+        return _bytes(rng, tensor.nbytes).view(tensor.dtype.numpy)
     if tensor.name.endswith("scale"):  # of blocks; no other FP8 input has drawn scales
         return _by_table(rng, count, _BLOCK_SCALES)
     if isinstance(row, Tensor) and row.kind in _RANGES:
@@ -228,4 +235,5 @@ _QUANTILES = np.array([_NORMAL.inv_cdf((i + 0.5) / 256) for i in range(256)])
 _E4M3 = _constant((_QUANTILES * (448 / _QUANTILES[-1])).astype(DType.F8E4M3.numpy))
 _BLOCK_SCALES = _constant(np.linspace(64, 448, 256).astype(DType.F8E4M3.numpy))
 _E4M3_RMS, _BLOCK_RMS = _rms(_E4M3), _rms(_BLOCK_SCALES)
+_INT4_RMS = _rms(np.arange(-7, 9))
 _E2M1_RMS = _rms(np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6]))  # every code equally likely

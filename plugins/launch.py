@@ -187,7 +187,8 @@ def _never(node: Node) -> None:
 class Candidate:
     """A `Tactic` before it is bound to an op; it names the operands of its nodes.
 
-    `recorded`: the size and tokens of a node, for `tuning.recorded`.
+    `recorded`: the size and tokens of a node, for `tuning.recorded`; `times_of`: of which op it has
+    times, if not of the node's own.
     """
 
     name: str
@@ -199,6 +200,7 @@ class Candidate:
     why: str = ""
     form: str = ""
     recorded: Callable[[Node], tuple[int, int] | None] = lambda node: None
+    times_of: str = ""
 
 
 def _same(attrs: Attrs) -> Attrs:
@@ -252,7 +254,8 @@ def _seconds(candidate: Candidate, node: Node) -> float:
     """The recorded time at the candidate's size and tokens, if it has them; else its `cost`."""
     at, architecture = candidate.recorded(node), node.target.architecture
     name = architecture.rehearses or architecture.name
-    return (at and recorded.seconds(name, node.op, candidate.name, *at)) or candidate.cost(node)
+    op = candidate.times_of or node.op
+    return (at and recorded.seconds(name, op, candidate.name, *at)) or candidate.cost(node)
 
 
 def _bound(candidate: Candidate, view: Callable[[Attrs, Specs, Target], Node]) -> Tactic:

@@ -36,6 +36,7 @@ from spark_engine.plugins.ops.rowwise import (
     fp8_quant,
     last_rows,
     nvfp4_quant,
+    nvfp4_widen,
     sigmoid_gate,
     silu_mul,
 )
@@ -48,6 +49,7 @@ OPS: tuple[Op, ...] = (
     fp8_quant.OP,
     fp8_block_quant.OP,
     nvfp4_quant.OP,
+    nvfp4_widen.OP,
     norm_quant.OP,
     *linear.OPS,
     causal_conv.OP,

@@ -12,6 +12,8 @@ SparkError
     └── ExecutorError      an executor broke its contract
 """
 
+LONGEST = 300  # characters of a CheckpointError
+
 
 class SparkError(Exception):
     """Root of every error raised on purpose by this project."""
@@ -22,7 +24,15 @@ class UserError(SparkError):
 
 
 class CheckpointError(UserError):
-    """The checkpoint is incomplete, damaged, or of an unsupported kind."""
+    """The checkpoint is incomplete, damaged, or of an unsupported kind.
+
+    A message is cut in the middle where it has more than `LONGEST` characters: it quotes names and
+    values of files, which may be of any length.
+    """
+
+    def __init__(self, message: str) -> None:
+        cut = f"{message[:170]} … {message[-(LONGEST - 173) :]}"
+        super().__init__(message if len(message) <= LONGEST else cut)
 
 
 class OptionError(UserError):

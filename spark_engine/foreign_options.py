@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 _SIZES = "memory is planned by spark-build: --kv-tokens, --max-seqs, --cache-gib"
 _CONTEXT = "spark-build --max-context sets the context; spark-run --max-model-len lowers it"
+_ROPE = "spark-build --rope-scaling extends the context; what else config.json says is edited there"
 _TYPE = "an engine keeps the types of its checkpoint; spark-build --kv-dtype, --state-dtype"
 _DRAFTS = "spark-build --drafts builds them in; spark-run --drafts lowers their number"
 _RANKS = "spark-build --tp N; spark-run takes N from the engine"
@@ -35,6 +36,11 @@ FOREIGN: Mapping[str, str] = MappingProxyType(
         "--max-model-len": _CONTEXT,
         "--context-length": _CONTEXT,
         "--ctx-size": _CONTEXT,
+        "--hf-overrides": _ROPE,
+        "--json-model-override-args": _ROPE,
+        "--rope-scaling": _ROPE,
+        "--rope-scale": _ROPE,
+        "--yarn-orig-ctx": _ROPE,
         "--tensor-parallel-size": _RANKS,
         "--tp-size": _RANKS,
         "--data-parallel-size": "spark-replicas places several servers: docs/operate/scaling.md",

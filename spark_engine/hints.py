@@ -33,16 +33,25 @@ DRIVER = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), WSL)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _OLLAMA = re.compile(r"qwen(\d+(?:\.\d+)?)(?::([\w.-]+))?", re.IGNORECASE)
 _SIZE = re.compile(r"\d+(?:\.\d+)?b(?:-a\d+b)?", re.IGNORECASE)
-_GGUF = (
-    "GGUF holds llama.cpp's own formats, which are not read: take the model's safetensors "
-    "checkpoint in NVFP4 or FP8 (nvidia/…-NVFP4, Qwen/…-FP8)"
+INSTEAD = (
+    "take the model's safetensors in NVFP4, FP8, int4 or bf16: nvidia/Qwen3.6-27B-NVFP4, "
+    "nvidia/Qwen3.6-35B-A3B-NVFP4, or as docs/models.md lists"
 )
+# Weights in files of other programs, by suffix.
+_FILES = {
+    ".gguf": "GGUF (llama.cpp)",
+    ".bin": "a PyTorch pickle (.bin)",
+    ".pt": "a PyTorch pickle (.pt)",
+    ".pth": "a PyTorch pickle (.pth)",
+    ".npz": "MLX (.npz)",
+    ".onnx": "ONNX",
+}
 _POINTER = b"version https://git-lfs"
 
 
 def no_checkpoint(path: Path) -> str:
-    if words := gguf(path):
-        return f"{path}: {words}"
+    if words := other_format(path):
+        return words
     if path.exists():
         return f"{path} is not a folder; give the folder that holds config.json"
     if meant := _meant(path):
@@ -89,14 +98,18 @@ def hub(path: Path) -> str | None:
     )
 
 
-def gguf(path: Path) -> str:
-    """What to take in place of a GGUF file, or of a folder with one and without config.json; empty
-    for other paths."""
-    if path.is_dir():
-        found = not (path / "config.json").exists() and any(path.glob("*.gguf"))
-    else:
-        found = path.suffix.lower() == ".gguf"
-    return _GGUF if found else ""
+def other_format(path: Path) -> str:
+    """The format of a file of weights, or of a folder that holds no other, and what to take in its
+    place; empty for other paths."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    if any(file.suffix == ".safetensors" for file in files):
+        return ""
+    kinds = [file for suffix in _FILES for file in files if file.suffix.lower() == suffix]
+    return (
+        f"{_FILES[kinds[0].suffix.lower()]} is not read: {kinds[0].name}; {INSTEAD}"
+        if kinds
+        else ""
+    )
 
 
 def _meant(path: Path) -> str:

@@ -237,6 +237,7 @@ class Manifest:
     eos_token_ids: tuple[int, ...]
     fingerprint: Fingerprint
     files: Mapping[str, FileDigest]
+    rope: str = "default"  # the rope type, and how far it extends the model's positions
     invariant: bool = False  # a sequence's bits do not depend on the bucket it runs in
     greedy: Greedy = Greedy()
     ranks: int = 1  # that share each tensor; memory is that of one of them

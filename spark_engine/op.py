@@ -112,8 +112,7 @@ class Op:
         legal: values that an attribute may have.
         check: what else is illegal of a node's attributes and shapes, in a sentence.
         fuses: attrs -> the chain that it replaces, with the same bits; None: it is no fusion.
-        quantises: the format of a stand-alone quantise node, which fusion must remove; or "".
-        format: the weights' format of a linear op, as `grouped_moe` names it; or "".
+        quantises: whether it is a stand-alone quantiser, which fusion must remove.
         tolerance: attrs -> the error allowed to its kernels; a coarse one has its reason.
         cuda: tactics and weight layouts for CUDA targets.
     """
@@ -129,8 +128,7 @@ class Op:
     legal: Mapping[str, tuple[Attr, ...]] = field(default_factory=dict)
     check: Callable[[Named], str | None] | None = None
     fuses: Callable[[Attrs], Chain] | None = None
-    quantises: str = ""
-    format: str = ""
+    quantises: bool = False
     tolerance: Callable[[Attrs], Tolerance] = lambda attrs: Tolerance()
     cuda: Cuda = field(default_factory=Cuda)
 

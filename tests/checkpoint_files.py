@@ -7,6 +7,7 @@ the package and draws no numbers.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,8 +24,9 @@ PLAIN = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16)}
 PLAIN["f32"] = np.dtype(np.float32)
 FORMATS = (
     *("bf16", "f32", "fp16", "fp8", "fp8_block", "nvfp4", "nvfp4_a4"),
-    *("modelopt_mixed", "ct_nvfp4", "ct_nvfp4_a4"),
+    *("modelopt_mixed", "ct_nvfp4", "ct_nvfp4_a4", "ct_fp8_channel", "gptq", "awq", "ct_int4"),
 )
+INT4 = ("gptq", "awq", "ct_int4")  # in groups of 32 with zero points
 STORED = {
     np.dtype(np.float32): "F32",
     np.dtype(np.float16): "F16",
@@ -33,13 +35,16 @@ STORED = {
     np.dtype(np.uint8): "U8",
     np.dtype(np.int32): "I32",
     np.dtype(np.int64): "I64",
+    np.dtype(np.int8): "I8",
+    np.dtype(np.uint32): "U32",
+    np.dtype(ml_dtypes.float8_e8m0fnu): "F8_E8M0",
 }
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkv", "in_proj_z", "out_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 def scheme_of(module: str, format: str) -> str:
-    """plain, fp8, fp8_block, nvfp4 or nvfp4_a4 for one module name."""
+    """plain, fp8, fp8_block, fp8_channel, nvfp4, nvfp4_a4 or int4_g32 for one module name."""
     leaf = module.rsplit(".", 1)[-1]
     mixer, mlp, head = leaf in (*ATTENTION, "fc"), leaf in MLP, leaf == "lm_head"
     if format in ("fp8", "fp8_block"):
@@ -48,8 +53,12 @@ def scheme_of(module: str, format: str) -> str:
         return format if mixer or mlp or (head and format == "nvfp4") else "plain"
     if format == "modelopt_mixed":
         return "fp8" if mixer else "nvfp4" if mlp or head else "plain"
+    if format == "ct_fp8_channel":
+        return "fp8_channel" if mixer or mlp or head else "plain"
     if format == "ct_nvfp4":
         return "nvfp4" if mixer or mlp else "plain"
+    if format in INT4:
+        return "int4_g32" if mixer or mlp else "plain"
     if format == "ct_nvfp4_a4":
         return "nvfp4_a4" if (mixer or mlp) and "in_proj" not in leaf else "plain"
     return "plain"
@@ -97,6 +106,8 @@ def quantisation_configs(format: str, modules: list[str]) -> tuple[Json, Json]:
         return block | {"weight_block_size": [128, 128], "modules_to_not_convert": plain}, {}
     if format.startswith("ct_"):
         return _compressed(format, plain), {}
+    if format in INT4:
+        return _int4(format, plain), {}
     inner: Json = {"quant_algo": {"fp8": "FP8", "nvfp4_a4": "NVFP4"}.get(format, "W4A16_NVFP4")}
     inner |= {"kv_cache_quant_algo": None, "exclude_modules": plain + ["mtp*"]}
     if format != "fp8":
@@ -129,17 +140,36 @@ def _quantized_layers(modules: list[str]) -> Json:
     return rows
 
 
+def _int4(format: str, plain: list[str]) -> Json:
+    sizes: Json = {"quant_method": format, "bits": 4, "group_size": 32}
+    if format == "gptq":
+        excluded = {f"-:^{re.escape(m)}$": {} for m in plain}
+        more = {"desc_act": False, "sym": False, "lm_head": False, "checkpoint_format": "gptq"}
+        return sizes | more | {"dynamic": {"lm_head": {}, **excluded}}
+    leaves = {f"{m.rsplit('.', 1)[-1]}" for m in plain} - {"gate", "lm_head"}
+    return sizes | {"version": "gemm", "zero_point": True, "modules_to_not_convert": sorted(leaves)}
+
+
 def _compressed(format: str, ignore: list[str]) -> Json:
-    weights = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
-    weights |= {"symmetric": True, "dynamic": False}
-    inputs = weights | {"dynamic": "local"} if format == "ct_nvfp4_a4" else None
+    weights: Json = {"type": "float", "symmetric": True, "dynamic": False}
+    inputs: Json | None = None
+    packing = "nvfp4-pack-quantized"
+    if format == "ct_fp8_channel":
+        weights |= {"num_bits": 8, "group_size": None, "strategy": "channel"}
+        inputs, packing = weights | {"dynamic": True, "strategy": "token"}, "float-quantized"
+    elif format == "ct_int4":
+        weights |= {"num_bits": 4, "type": "int", "group_size": 32, "strategy": "group"}
+        weights["symmetric"], packing = False, "pack-quantized"
+    else:
+        weights |= {"num_bits": 4, "group_size": 16, "strategy": "tensor_group"}
+        inputs = weights | {"dynamic": "local"} if format == "ct_nvfp4_a4" else None
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     return {
         "quant_method": "compressed-tensors",
-        "format": "nvfp4-pack-quantized",
+        "format": packing,
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": ["re:.*lm_head", *[m for m in ignore if not m.endswith("lm_head")]],
+        "ignore": ["re:.*lm_head" if m.endswith("lm_head") else m for m in ignore],
         "kv_cache_scheme": None,
     }
 

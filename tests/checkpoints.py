@@ -281,6 +281,11 @@ def _quantise(w: F32, scheme: str, format: str, amax: float) -> tuple[dict[str, 
     if scheme == "fp8_block":
         q = quantisers.fp8_block(w)
         return {"weight": q.codes, "weight_scale_inv": q.scale}, q.values
+    if scheme == "fp8_channel":
+        q = quantisers.fp8_channel(w)
+        return {"weight": q.codes, "weight_scale": q.scale}, q.values
+    if scheme == "int4_g32":
+        return quantisers.int4_tensors(w, {"ct_int4": "ct"}.get(format, format))
     compressed = format.startswith("ct_")
     q = quantisers.nvfp4(w, divide=compressed)
     assert q.scale2 is not None

@@ -19,6 +19,7 @@ PARTS = {  # by the beginning of the kernel's name, the first that fits
     "last_rows": "norm",
     "fp8_linear": "linear-fp8",
     "nvfp4_linear": "linear-nvfp4",
+    "int4_linear": "linear-int4",
     "linear": "linear-bf16",
     "gdn": "gdn",
     "gated": "gdn",

@@ -17,6 +17,7 @@ from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.checkpoint.tensor_list import Linear, ValueKind, of_kind
 from spark_engine.models.config.model_config import FULL, LINEAR
 from spark_engine.models.draft_options import DraftOptions
+from spark_engine.models.weights.borrowed_scales import borrowed_note
 from spark_engine.models.weights.recipes import rounded
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.state.replay_ring import ring_width
@@ -45,6 +46,13 @@ def rounding_notes(families: Iterable[FamilyGraph]) -> tuple[str, ...]:
         f"{len(sources)} {kinds} matrices are rounded to bf16, which the target multiplies, each "
         f"number by 1/512 of itself at most; none was out of bf16's range: {named}",
     )
+
+
+def scale_notes(model: Model, families: Iterable[FamilyGraph]) -> tuple[str, ...]:
+    """A note if input scales of experts are replaced."""
+    assert model.checkpoint is not None
+    weights = (w.recipe for graph in families for w in graph.weights.values())
+    return borrowed_note(weights, model.checkpoint)
 
 
 def facts_of(model: Model) -> ModelFacts:

@@ -1,4 +1,4 @@
-"""The error for nodes that no tactic runs: their values, the distinct reasons, the remedy.
+"""The error for nodes that no tactic runs: their values, the distinct reasons, what serves them.
 
 Knows the contracts of ops and tactics; knows no single op.
 """
@@ -13,7 +13,7 @@ from spark_engine.builder.native.program import BucketTactics
 from spark_engine.builder.native.tactics import TacticChoice
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.errors import OptionError
-from spark_engine.kernel import Target
+from spark_engine.kernel import TARGETS, Target
 from spark_engine.operand import Role
 
 if TYPE_CHECKING:
@@ -36,13 +36,26 @@ def check(buckets: Iterable[BucketTactics], target: Target, ops: Ops) -> None:
     if missing:
         names = sorted(missing)
         lines = [line for name in names for line in _lines(missing[name], ops)]
-        fused = [name for name in names if name in ops and ops[name].fuses is not None]
-        parts = f"; --no-fuse leaves {', '.join(fused)} in parts that may have one" if fused else ""
+        ends = [_served(missing[name][0], ops) for name in names]
+        if fused := [name for name in names if name in ops and ops[name].fuses is not None]:
+            ends.append(f"--no-fuse leaves {', '.join(fused)} in parts that may have one")
         raise OptionError(
             f"--target {target.name}: no CUDA tactic yet for {', '.join(names)}\n"
-            + "\n".join(lines)
-            + f"\nuse --target cpu{parts}"
+            + "\n".join([*lines, *ends])
         )
+
+
+def _served(untaken: Untaken, ops: Ops) -> str:
+    """Which target has kernels for the node, or that none has, and why the first tactic has not."""
+    node, size, choice = untaken
+    specs = tuple(spec_of(tensor).bind(size.dims) for tensor in node.inputs)
+    if op := ops.get(node.op):
+        attrs = attrs_of(node, op)
+        for target in TARGETS.values():
+            if any(t.refuse(attrs, specs, target) is None for t in op.cuda.tactics):
+                return f"--target {target.name} has kernels for {node.op} of this size"
+    reasons = [f": {reason}" for reason in choice.refused.values()] or [""]
+    return f"no GPU target serves {node.op} of this size{reasons[0]}"
 
 
 def _lines(untaken: Sequence[Untaken], ops: Ops) -> Iterator[str]:

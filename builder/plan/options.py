@@ -6,8 +6,9 @@ once, so that no later step has to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from spark_engine import hints, kernel
 from spark_engine.builder.plan import budget
@@ -63,6 +64,7 @@ class Options:
     prefill: tuple[int, ...] | None = None  # tokens of each prefill bucket
     verify: Rounds | None = None  # rows and drafts of each bucket that verifies
     max_context: int | None = None  # tokens of the longest sequence
+    rope_scaling: Mapping[str, Any] | None = None  # in place of the checkpoint's
     max_seqs: int | None = None
     kv_tokens: int | None = None  # tokens that the KV pages hold, all sequences together
     cache_gib: float | None = None  # GiB that snapshots of the prefix cache may take, 0 for none
@@ -350,7 +352,10 @@ def _context(requested: int | None, most: int, default: int) -> int:
     if requested is None:
         return min(most, default)
     if not 0 < requested <= most:
-        raise OptionError(f"--max-context {requested}: the model's positions allow 1 to {most}")
+        raise OptionError(
+            f"--max-context {requested}: the model's positions allow 1 to {most}; --rope-scaling "
+            "yarn:N makes them N times as many"
+        )
     return requested
 
 

@@ -19,6 +19,7 @@ from spark_engine.errors import GraphError
 from spark_engine.models.weights.recipes import Recipe
 from spark_engine.op import Op
 from spark_engine.plugins.formats.registry import FORMATS
+from spark_engine.plugins.ops.linear.linear import format_of
 from spark_engine.plugins.registry import OPS
 
 
@@ -35,7 +36,7 @@ class Operands:
 
     @classmethod
     def of(cls, op: Op) -> Operands:
-        joins = [operand.joins for operand in op.operands]
+        joins = [operand.joins for operand in op.given({})]
         shared, joined = ([i for i, n in enumerate(joins) if bool(n) is b] for b in (False, True))
         return cls(tuple(shared), tuple(joined), max(joins))
 
@@ -103,9 +104,6 @@ def _block_fits(first: gs.Node, linears: list[gs.Node]) -> str | None:
     return None
 
 
-STORED_AS = {op.name: op.format for op in OPS if op.format}
-
-
 def find_shared_expert(context: RewriteContext, node: gs.Node) -> Match | None:
     """shared_gate(grouped_moe(…), down(act(gate_up(x))), x, w)."""
     if not is_op(node, "shared_gate"):
@@ -126,7 +124,7 @@ def find_shared_expert(context: RewriteContext, node: gs.Node) -> Match | None:
 def can_join_expert(context: RewriteContext, match: Match) -> str | None:
     """The shared expert is stored and sized like a routed one."""
     routed, down, gate_up = (match.parts[k] for k in ("routed", "down", "gate_up"))
-    stored = sorted({STORED_AS.get(n.op, n.op) for n in (down, gate_up)})
+    stored = sorted({format_of(n.op, n.attrs) for n in (down, gate_up)})
     if stored != [routed.attrs["format"]]:
         return f"the shared expert is {' and '.join(stored)}, the routed {routed.attrs['format']}"
     if len(consumers(routed.outputs[0])) > 1 or len(match.parts["router"].inputs) > 2:

@@ -16,9 +16,11 @@ from spark_engine.builder.graph.edit import add_node, detach
 from spark_engine.builder.graph.nodes import consumers, is_op, is_output, is_standard, producer
 from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
 from spark_engine.builder.rules.weights import stack_scalars
+from spark_engine.interface import MOST_DRAFTS
+from spark_engine.plugins.formats.quantised import quant_of
 from spark_engine.plugins.registry import OPS
 
-QUANT = {op.name: op.quantises for op in OPS if op.quantises}
+QUANT = tuple(op.name for op in OPS if op.quantises)
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,20 @@ def made(context: RewriteContext, node: gs.Node) -> Made:
     """The tensor that becomes the node's first output."""
     y = node.outputs[0]
     readers = consumers(y)
-    kinds = dict.fromkeys(n.op for n in readers if is_op(n, *QUANT))
-    groups = tuple((QUANT[k], tuple(n for n in readers if is_op(n, k))) for k in kinds)
-    keep = is_output(context.graph, y) or not all(is_op(n, *QUANT) for n in readers)
-    return Made(y, groups, keep)
+    found = [(quant_of(n.op, n.attrs), n) for n in readers if is_op(n, *QUANT)]
+    found = [(kind, n) for kind, n in found if kind != "fp8_token" or not _heads_apart(node)]
+    kinds = dict.fromkeys(kind for kind, _ in found)
+    groups = tuple((k, tuple(n for kind, n in found if kind == k)) for k in kinds)
+    return Made(y, groups, is_output(context.graph, y) or len(found) < len(readers))
+
+
+def _heads_apart(node: gs.Node) -> bool:
+    """Whether the node ends a decode step of heads: blocks have some each, and none the scale of a
+    token, so that its quantiser stays alone."""
+    maker = producer(node.inputs[0])
+    if maker is None or is_op(maker, "gated_delta_step"):
+        return maker is not None
+    return is_op(maker, "paged_attention") and maker.attrs["tile"] <= 1 + MOST_DRAFTS
 
 
 @dataclass(frozen=True)
@@ -134,7 +146,31 @@ def always(context: RewriteContext, match: Match) -> str | None:
     return None
 
 
+def find_fp4(context: RewriteContext, node: gs.Node) -> Match | None:
+    """A product of NVFP4 weights and NVFP4 activations."""
+    return Match(node, {}) if is_op(node, "nvfp4_linear_a4") else None
+
+
+def multiply_values(context: RewriteContext, match: Match) -> None:
+    """nvfp4_linear(nvfp4_widen(xq, x_scale), w, w_scale, alpha): the same products and scales.
+
+    The activations' values are exact in bf16, so that only the order of f32 sums differs.
+    """
+    node, nodes = match.root, context.graph.nodes
+    (xq, x_scale, *stored), (y,), attrs = node.inputs, list(node.outputs), dict(node.attrs)
+    detach(node)
+    known = [n for n in consumers(xq) if is_op(n, "nvfp4_widen")]
+    if not known:
+        name = f"{xq.name}.values"
+        known = [add_node(context.ops, name, "nvfp4_widen", [xq, x_scale], [name], dtype="bf16")]
+        nodes += known
+    x = known[0].outputs[0]
+    nodes.append(add_node(context.ops, node.name, "nvfp4_linear", [x, *stored], [y], **attrs))
+
+
 NORM_QUANT = Rule("norm_quant", find_norm, always, fuse_norm)
 # act_quant(x, [qkv], [scales]) and gated_norm_quant(o, packed, weight, [scales]) -> [y], quantised…
 ACT_QUANT = _quantised("act_quant", "silu_mul", "sigmoid_gate")
 GATED_NORM_QUANT = _quantised("gated_norm_quant", "gated_norm")
+# For targets without FP4 matrix instructions.
+FP4_VALUES = Rule("fp4_values", find_fp4, always, multiply_values)

@@ -197,13 +197,15 @@ def _decoder(codes: Array, scale: Array) -> Any:
     ):
         return nvfp4_decode
     blocks = -(-width // FP8_BLOCK)
-    if codes.dtype == E4M3 and scale.dtype == np.float32 and scale.shape[1] == blocks:
-        return _fp8_block_decode
+    if codes.dtype == E4M3 and scale.dtype == np.float32 and scale.shape[1] in (1, blocks):
+        return _fp8_decode
     return None
 
 
-def _fp8_block_decode(codes: Array, scale: Array) -> Array:
-    wide: Array = scale.repeat(FP8_BLOCK, axis=1)[:, : codes.shape[1]]
+def _fp8_decode(codes: Array, scale: Array) -> Array:
+    """By the scales of a row's blocks, or of the row."""
+    each = codes.shape[1] if scale.shape[1] == 1 else FP8_BLOCK
+    wide: Array = scale.repeat(each, axis=1)[:, : codes.shape[1]]
     return np.asarray(np.multiply(codes.astype(np.float32), wide))
 
 

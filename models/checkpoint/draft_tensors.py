@@ -20,12 +20,14 @@ from spark_engine.models.checkpoint.expected_tensors import (
     misfits,
 )
 from spark_engine.models.checkpoint.layout import DRAFT, Layout
-from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
+from spark_engine.models.checkpoint.quant_schemes import INT4, SUFFIXES, Dialect, Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable
 from spark_engine.models.checkpoint.tensor_list import Linear, Row, linears
 from spark_engine.tensors import DType
 
 Files = Mapping[str, Stored]
+# Schemes with scales of inputs, and what an expert without one looks like.
+_CALIBRATED = ((Scheme.NVFP4_A4, Scheme.NVFP4), (Scheme.FP8, Scheme.FP8_CHANNEL))
 
 
 def draft_table(
@@ -41,11 +43,18 @@ def draft_table(
     table: dict[str, Scheme] = {}
     for linear in linears(rows):
         if linear.group and layout.fused(linear.group):
-            scheme = Scheme.PLAIN  # a quantised stack matches no expected tensor
+            stacks = (t for n, t in tensors.items() if n.endswith(f"{linear.group}.gate_up_proj"))
+            codes = any(stack.dtype is DType.F8E4M3 for stack in stacks)
+            scheme = Scheme.FP8_BLOCK if codes else Scheme.PLAIN  # no other stack is read
         else:
             module = layout.file_name(linear.stored.module)
-            scheme = _scheme(module, tensors, dialect, rounds_inputs)
-        if table.setdefault(linear.table_key, scheme) is not scheme:
+            scheme = _scheme(linear, module, tensors, dialect, rounds_inputs)
+            scheme = _int4_scheme(module, tensors, linear.columns) or scheme
+        found = table.setdefault(linear.table_key, scheme)
+        pair = next((p for p in _CALIBRATED if {found, scheme} == set(p)), None)
+        if pair:  # the scale of one expert is not calibrated
+            table[linear.table_key] = pair[0]
+        elif found is not scheme:
             raise CheckpointError(f"{linear.module} is {scheme}, other experts are not")
     return QuantTable(MappingProxyType(table), dialect, False)
 
@@ -73,29 +82,38 @@ def draft_tensors(
 
 def _dialect(rows: Collection[Row], tensors: Files, layout: Layout, usual: Dialect) -> Dialect:
     """The dialect of the head's quantised projections; `usual` if their names do not show it."""
-    for linear in linears(rows):
-        module = layout.file_name(linear.stored.module)
-        for dialect in (Dialect.COMPRESSED, Dialect.MODELOPT):
-            names = SUFFIXES[dialect]
-            if dialect is Dialect.MODELOPT and f"{module}.{names.block_scale}" in tensors:
-                return dialect
-            if f"{module}.{names.fp4_global}" in tensors:
-                return dialect
-        if _is_blocks(linear, tensors, f"{module}.weight_scale"):
+    modules = {layout.file_name(one.stored.module): one for one in linears(rows)}
+    for module, one in modules.items():
+        words = tensors.get(f"{module}.qweight")
+        if words is not None and usual not in (Dialect.GPTQ, Dialect.GPTQ_V2, Dialect.AWQ):
+            return Dialect.AWQ if words.shape[0] == one.columns else Dialect.GPTQ
+        if f"{module}.weight_packed" in tensors:
             return Dialect.COMPRESSED
-    return usual
+    telling = (  # the inverse has NVFP4 as modelopt does
+        (Dialect.BLOCK, SUFFIXES[Dialect.BLOCK].block_scale),
+        (Dialect.COMPRESSED, SUFFIXES[Dialect.COMPRESSED].fp4_global),
+        (Dialect.MODELOPT, SUFFIXES[Dialect.MODELOPT].fp4_global),
+    )
+    for dialect, suffix in telling:
+        if any(f"{module}.{suffix}" in tensors for module in modules):
+            return dialect
+    blocks = (_is_blocks(one, tensors, f"{module}.weight_scale") for module, one in modules.items())
+    return Dialect.MODELOPT if usual is Dialect.BLOCK and any(blocks) else usual
 
 
 def _is_blocks(linear: Linear, tensors: Files, scale: str) -> bool:
-    """True if an FP8 weight's scale is of blocks: it has more than one column."""
+    """True if an FP8 weight's scale is of blocks, not of rows."""
     weight = tensors.get(f"{scale.rpartition('.')[0]}.weight")
     found = tensors.get(scale)
     if weight is None or weight.dtype is not DType.F8E4M3 or found is None:
         return False
-    return tuple(found.shape) == (-(-linear.stored.rows // 128), -(-linear.columns // 128))
+    shape = found.shape[::2] if len(found.shape) == 4 else found.shape
+    return tuple(shape) == (-(-linear.stored.rows // 128), -(-linear.columns // 128))
 
 
-def _scheme(module: str, tensors: Files, dialect: Dialect, rounds_inputs: bool) -> Scheme:
+def _scheme(
+    linear: Linear, module: str, tensors: Files, dialect: Dialect, rounds_inputs: bool
+) -> Scheme:
     """The scheme of a projection in the file."""
     names = SUFFIXES[dialect]
     if f"{module}.{names.fp4_global}" in tensors:
@@ -104,6 +122,20 @@ def _scheme(module: str, tensors: Files, dialect: Dialect, rounds_inputs: bool) 
     weight = tensors.get(f"{module}.weight")
     if weight is None or weight.dtype is not DType.F8E4M3:
         return Scheme.PLAIN
-    static = f"{module}.input_scale" in tensors
-    blocks = not static and f"{module}.{names.block_scale}" in tensors
-    return Scheme.FP8_BLOCK if blocks else Scheme.FP8
+    if f"{module}.input_scale" in tensors:
+        return Scheme.FP8
+    inverse = f"{module}.{SUFFIXES[Dialect.BLOCK].block_scale}" in tensors
+    blocks = inverse or _is_blocks(linear, tensors, f"{module}.{names.block_scale}")
+    return Scheme.FP8_BLOCK if blocks else Scheme.FP8_CHANNEL
+
+
+def _int4_scheme(module: str, tensors: Files, columns: int) -> Scheme | None:
+    """The scheme of an int4 projection in the file, by the number of its groups."""
+    groups, axis = tensors.get(f"{module}.scales"), 0
+    packed = tensors.get(f"{module}.weight_packed")
+    if packed is not None and packed.dtype is DType.I32:
+        groups, axis = tensors.get(f"{module}.weight_scale"), 1
+    if groups is None or len(groups.shape) != 2:
+        return None
+    stored = not axis or f"{module}.weight_zero_point" in tensors
+    return INT4.get((columns // max(1, groups.shape[axis]), not stored))

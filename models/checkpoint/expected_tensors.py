@@ -8,6 +8,7 @@ network and no file: `check_tensors` compares names, dtypes and shapes.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -29,8 +30,11 @@ from spark_engine.tensors import DType
 PLAIN = (DType.BF16, DType.F16, DType.F32)
 SCALE = (DType.F32, DType.BF16, DType.F16)
 SCALAR: tuple[Shape, ...] = ((), (1,))
-TEXT, MTP = "text", "mtp"
-FIRST = 10  # faults that are listed; the rest are counted
+TEXT, MTP, OTHER = "text", "mtp", "other"
+# Names of tensors that no text needs: of a reward model's head, of audio, and what is computed.
+ASIDE = ("score.", "v_head.", "audio_tower.", "model.audio_tower.", "model.audio_projector.")
+STACK_SCALE = "_scale_inv"  # of stacked experts in FP8 blocks, after the tensor's name
+COMPUTED = (".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq")
 _NEED = {ValueKind.TIED_HEAD: "rare", ValueKind.CACHE_SCALE: "rare"}
 
 
@@ -39,9 +43,9 @@ class Expected:
     """One tensor of a file: the dtypes and shapes it may have, the usual one first.
 
     `row` is the entry of the network's list that it stores, or stores a part of. `need`:
-    "required"; "usual" (exporters write it, nothing reads it); "rare" (read if there). `scheme`
-    is that of its module, `part` what it belongs to: text, mtp (the draft head), or what is left
-    out of every graph.
+    "required"; "usual" (exporters write it, a model is read without it); "rare" (read if there).
+    `scheme` is that of its module, `part` what it belongs to: text, mtp (the draft head), or what
+    is left out of every graph.
     """
 
     name: str
@@ -95,7 +99,7 @@ def expected_tensors(
                 dialect = table.dialect_of(row.module)
                 found += _projection(row, table[row.table_key], dialect, dtypes, layout)
         elif row.kind is not ValueKind.STACKED_EXPERTS or row.module in stacked:
-            found.append(_unquantised(row, table, dtypes, layout))
+            found += _unquantised(row, table, dtypes, layout)
     named = (e if e.part != TEXT or part == TEXT else replace(e, part=part) for e in found)
     return {tensor.name: tensor for tensor in named}
 
@@ -113,8 +117,8 @@ def check_tensors(
     """Compares a file's tensors with the table; returns how many are of each ignored part.
 
     `ignored`: the prefixes of names by part; tensors with these prefixes are optional. Raises
-        CheckpointError listing every missing, unknown, mistyped or misshapen text tensor (the first
-        ten, and how many there are), with what to do.
+        CheckpointError with the first missing, unknown, mistyped or misshapen text tensor, how many
+        there are, and what to do.
     """
     parts = {name: _part(name, ignored) for name in tensors}
     faults = misfits(expected, tensors, TEXT)
@@ -122,7 +126,8 @@ def check_tensors(
     faults += [f"{n} in {tensors[n].file} is not a tensor of this network" for n in unknown]
     if faults:
         raise CheckpointError(_report(faults))
-    return {part: list(parts.values()).count(part) for part in ignored}
+    counts = Counter(parts.values())
+    return {part: counts[part] for part in (*ignored, OTHER) if part != OTHER or counts[OTHER]}
 
 
 def misfits(
@@ -140,7 +145,8 @@ def misfits(
 
 def _part(name: str, ignored: Mapping[str, tuple[str, ...]]) -> str:
     """The ignored part that the name belongs to, or ""."""
-    return next((part for part, starts in ignored.items() if name.startswith(starts)), "")
+    parts = (part for part, starts in ignored.items() if name.startswith(starts))
+    return next(parts, OTHER if name.startswith(ASIDE) or name.endswith(COMPUTED) else "")
 
 
 def _misfit(want: Expected, got: Stored) -> list[str]:
@@ -150,31 +156,35 @@ def _misfit(want: Expected, got: Stored) -> list[str]:
 
 
 def _report(faults: Sequence[str]) -> str:
-    lines = "".join(f"\n  {fault}" for fault in faults[:FIRST])
-    rest = f"\n  and {len(faults) - FIRST} more" if len(faults) > FIRST else ""
+    rest = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
     return (
-        f"{len(faults)} tensors do not fit config.json and the quantisation config:{lines}{rest}\n"
-        "Take the config files and the weights from one export, and download missing or damaged "
-        "files again"
+        f"{len(faults)} tensors do not fit config.json and the quantisation config: {faults[0]}"
+        f"{rest}; take config and weights from one export, and download damaged files again"
     )
 
 
 def _unquantised(
     row: Tensor, table: QuantTable, plain: tuple[DType, ...], layout: Layout
-) -> Expected:
-    """A tensor that is never quantised. Raises CheckpointError for stacked experts that are
-    declared quantised."""
+) -> Iterator[Expected]:
+    """A tensor that is no projection. Raises CheckpointError for stacked experts that are declared
+    quantised, unless in FP8 blocks as transformers saves them."""
+    name, scheme = layout.file_name(row.name), table[row.module]
     if row.part != TEXT:
-        return Expected(row.name, plain, (row.shape,), row, "usual", part=row.part)
-    name = layout.file_name(row.name)
-    if row.kind is ValueKind.CACHE_SCALE:
-        return Expected(name, SCALE, SCALAR, row, _NEED[row.kind])
-    if row.kind is ValueKind.STACKED_EXPERTS and table[row.module] is not Scheme.PLAIN:
+        yield Expected(row.name, plain, (row.shape,), row, "usual", part=row.part)
+    elif row.kind is ValueKind.CACHE_SCALE:
+        yield Expected(name, SCALE, SCALAR, row, _NEED[row.kind])
+    elif row.kind is not ValueKind.STACKED_EXPERTS or scheme is Scheme.PLAIN:
+        yield Expected(name, plain, (row.shape,), row, _NEED.get(row.kind, "required"))
+    elif scheme is Scheme.FP8_BLOCK:
+        *stack, n, k = row.shape
+        blocks = (*stack, -(-n // 128), -(-k // 128))
+        yield Expected(name, (DType.F8E4M3,), (row.shape,), row, scheme=scheme)
+        yield Expected(f"{name}{STACK_SCALE}", SCALE[:2], (blocks,), row, scheme=scheme)
+    else:
         raise CheckpointError(
-            f"{row.module} is fused into 3-D tensors and declared {table[row.module]}; quantised "
-            "experts are read one by one: give an export that stores them so"
+            f"{scheme} experts in 3-D tensors are not read ({row.module}): give an export that "
+            "stores quantised experts one by one"
         )
-    return Expected(name, plain, (row.shape,), row, _NEED.get(row.kind, "required"))
 
 
 def _projection(
@@ -183,6 +193,8 @@ def _projection(
     """The tensors that hold one projection, or the matrix of which it is a slice."""
     n, k = linear.stored.rows, linear.columns
     module, suffixes = layout.file_name(linear.stored.module), SUFFIXES[dialect]
+    # Calibration may meet no token of an expert; its input's scale is then borrowed.
+    calibrated = "usual" if linear.group else "required"
 
     def tensor(
         suffix: str, dtypes: tuple[DType, ...], shapes: tuple[Shape, ...], need: str = "required"
@@ -191,10 +203,12 @@ def _projection(
 
     if scheme is Scheme.PLAIN:
         yield tensor("weight", plain, ((n, k),))
-    elif scheme is Scheme.FP8:
+    elif scheme in (Scheme.FP8, Scheme.FP8_CHANNEL):
+        static, one, rows = scheme is Scheme.FP8, SCALAR, ((n, 1), (n,))
         yield tensor("weight", (DType.F8E4M3,), ((n, k),))
-        yield tensor("weight_scale", SCALE, (*SCALAR, (n, 1), (n,)))
-        yield tensor("input_scale", SCALE, SCALAR)
+        yield tensor("weight_scale", SCALE, (*one, *rows) if static else (*rows, *one))
+        if static:
+            yield tensor("input_scale", SCALE, SCALAR, calibrated)
     elif scheme is Scheme.FP8_BLOCK:
         blocks = (-(-n // 128), -(-k // 128))
         if not linear.stored.blocks(128):
@@ -205,16 +219,48 @@ def _projection(
                 f"{linear.stored.module} unquantised"
             )
         yield tensor("weight", (DType.F8E4M3,), ((n, k),))
-        yield tensor(suffixes.block_scale, (DType.BF16, DType.F32), (blocks,))
+        shapes: tuple[Shape, ...] = (blocks,)
+        if dialect is Dialect.MODELOPT:
+            shapes = ((blocks[0], 1, blocks[1], 1), blocks)
+        yield tensor(suffixes.block_scale, (DType.BF16, DType.F32), shapes)
+    elif scheme.group:
+        _check_groups(linear, scheme.group)
+        for suffix, dtypes, shape, need in _int4(n, k, scheme, dialect):
+            yield tensor(suffix, dtypes, (shape,), need)
     else:
-        if k % 16:
-            raise CheckpointError(
-                f"{linear.module}: {k} columns do not split into NVFP4 groups of 16; leave it "
-                "unquantised"
-            )
+        _check_groups(linear, 16)
         unread = "rare" if dialect is Dialect.COMPRESSED else "usual"
-        need = "required" if scheme is Scheme.NVFP4_A4 else unread
+        need = calibrated if scheme is Scheme.NVFP4_A4 else unread
         yield tensor(suffixes.fp4_weight, (DType.U8,), ((n, k // 2),))
         yield tensor("weight_scale", (DType.F8E4M3,), ((n, k // 16),))
         yield tensor(suffixes.fp4_global, (DType.F32,), SCALAR)
         yield tensor(suffixes.fp4_input, (DType.F32,), SCALAR, need)
+
+
+def _check_groups(linear: Linear, size: int) -> None:
+    if linear.columns % size:
+        kind = "NVFP4" if size == 16 else "int4"
+        raise CheckpointError(
+            f"{linear.module}: {linear.columns} columns do not split into {kind} groups of {size}; "
+            "leave it unquantised"
+        )
+
+
+def _int4(
+    n: int, k: int, scheme: Scheme, dialect: Dialect
+) -> Iterator[tuple[str, tuple[DType, ...], Shape, str]]:
+    """Suffix, dtypes, shape and need of the tensors of an int4 projection (int4_tensors.py)."""
+    words, scale, groups = (DType.I32,), (DType.F16, DType.BF16, DType.F32), k // scheme.group
+    if dialect is Dialect.COMPRESSED:
+        yield "weight_packed", words, (n, k // 8), "required"
+        yield "weight_scale", scale, (n, groups), "required"
+        if not scheme.symmetric:
+            yield "weight_zero_point", words, (-(-n // 8), groups), "required"
+        yield "weight_shape", (DType.I64, DType.I32), (2,), "usual"
+        yield "weight_g_idx", words, (k,), "rare"
+        return
+    awq = dialect is Dialect.AWQ
+    yield "qweight", words, (k, -(-n // 8)) if awq else (k // 8, n), "required"
+    yield "qzeros", words, (groups, -(-n // 8)), "required"
+    yield "scales", scale, (groups, n), "required"
+    yield "g_idx", words, (k,), "rare" if awq else "usual"

@@ -12,21 +12,30 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from spark_engine import hints
 from spark_engine.errors import CheckpointError
+from spark_engine.models.checkpoint import foreign_formats
+from spark_engine.models.checkpoint.weight_files import (
+    AGAIN,
+    INDEX,
+    LORA,
+    adds,
+    fail,
+    is_adapter,
+    named,
+    unnamed,
+)
 from spark_engine.tensors import Array, DType
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIGS = ("config.json", "generation_config.json", "hf_quant_config.json")
-AGAIN = "download this file again"
 DTYPES = {
     "F32": DType.F32,
     "F16": DType.F16,
@@ -37,6 +46,7 @@ DTYPES = {
     "I64": DType.I64,
     "BOOL": DType.BOOL,
 }
+MOST_JSON = 128 << 20  # bytes of a JSON file; an index of 100,000 tensors has a tenth of it
 _HASH_ALL = 256 << 20  # bytes; below this the digest covers every byte of a file
 _SAMPLE = 64 << 10  # bytes of each tensor above it
 
@@ -62,7 +72,8 @@ class StoredTensor:
 class Checkpoint:
     """An open folder. `maps` holds one read-only memory map per shard; nothing is copied.
 
-    `config`, `generation` and `hf_quant` are the parsed JSON files, {} where absent.
+    `config`, `generation` and `hf_quant` are the parsed JSON files, {} where absent; `notes` are
+    sentences about files and tensors that are missing or not read.
     """
 
     path: Path
@@ -71,6 +82,7 @@ class Checkpoint:
     hf_quant: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
     maps: Mapping[str, Array]
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
 
     def read(self, name: str) -> Array:
         """A read-only view of the tensor's bytes in its own dtype and shape.
@@ -105,8 +117,10 @@ class Checkpoint:
         return total.hexdigest()
 
 
-def open_checkpoint(path: Path | str) -> Checkpoint:
-    """Opens a folder with config.json and safetensors, one file or sharded with an index.
+def open_checkpoint(path: Path | str, optional: tuple[str, ...] = ()) -> Checkpoint:
+    """Opens a folder with config.json and safetensors, one file or several, with or without an
+    index. `optional`: how names of tensors begin that may be missing although the index has them,
+    or be there although it has not.
 
     Reads the JSON files and the headers only. Raises CheckpointError, naming tensor, file and
     remedy, if a file is missing, cut short or malformed, a tensor appears twice or has an unknown
@@ -117,25 +131,21 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
         raise CheckpointError(hints.no_checkpoint(folder))
     configs = [read_json(folder / file, required=file == CONFIGS[0]) for file in CONFIGS]
     index = read_json(folder / INDEX, required=False)
-    files = _index_files(folder, index) if index else [_single(folder)]
-    for file in files:
-        if not (folder / file).is_file():
-            _fail(file, f"the shard is missing from {folder}", AGAIN)
-    tensors = _merge(_header(folder / file) for file in files)
-    maps = {file: np.memmap(folder / file, dtype=np.uint8, mode="r") for file in files}
+    table = _table(index) if index else {}
+    files, notes = named(folder, table, optional) if index else (unnamed(folder), [])
+    shards = {file: _header(folder / file) for file in files}
+    notes += _others(folder, shards, optional, bool(index))
+    tensors = _merge(shards.values())
+    maps = {file: np.memmap(folder / file, dtype=np.uint8, mode="r") for file in shards}
     if index:
-        _check_index(index["weight_map"], tensors)
+        notes += _check_index(table, tensors, optional)
     config, generation, hf_quant = configs
-    return Checkpoint(folder, config, generation, hf_quant, tensors, MappingProxyType(maps))
-
-
-def _fail(file: str, what: str, remedy: str) -> NoReturn:
-    raise CheckpointError(f"{file}: {what}; {remedy}")
+    return Checkpoint(
+        folder, config, generation, hf_quant, tensors, MappingProxyType(maps), notes=tuple(notes)
+    )
 
 
 def _remedy(folder: Path) -> str:
-    if words := hints.gguf(folder):
-        return words
     if (folder / "manifest.json").is_file():
         return f"that is an engine already: run it with `spark-run {folder}`"
     return "give a Hugging Face checkpoint folder"
@@ -148,50 +158,60 @@ def read_json(file: Path, required: bool) -> dict[str, Any]:
     """
     if not file.is_file():
         if required:
-            _fail(file.name, f"missing from {file.parent}", _remedy(file.parent))
+            if words := hints.other_format(file.parent):
+                raise CheckpointError(words)
+            fail(file.name, f"missing from {file.parent}", _remedy(file.parent))
         return {}
+    if (size := file.stat().st_size) > MOST_JSON:
+        fail(file.name, f"has {size} bytes, more than {MOST_JSON}", AGAIN)
     text = file.read_bytes()
     refuse_pointer(file, text)
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        _fail(file.name, f"is not JSON ({error})", AGAIN)
+        fail(file.name, f"is not JSON ({error})", AGAIN)
     if not isinstance(row, dict):
-        _fail(file.name, f"holds a {type(row).__name__}, not an object", AGAIN)
+        fail(file.name, f"holds a {type(row).__name__}, not an object", AGAIN)
     return row
 
 
-def _single(folder: Path) -> str:
-    found = sorted(p.name for p in folder.glob("*.safetensors"))
-    if SINGLE in found or len(found) == 1:
-        return SINGLE if SINGLE in found else found[0]
-    if found:
-        _fail(INDEX, f"missing, with {len(found)} shards such as {found[0]}", AGAIN)
-    others = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf")]
-    what = f"only {sorted(others)[0]} is there" if others else "there are no weights"
-    _fail(SINGLE, f"missing from {folder}: {what}", "give a checkpoint saved as safetensors")
-
-
-def _index_files(folder: Path, index: Mapping[str, Any]) -> list[str]:
+def _table(index: Mapping[str, Any]) -> dict[str, str]:
     table = index.get("weight_map")
     if not isinstance(table, dict) or not all(isinstance(f, str) for f in table.values()):
-        _fail(INDEX, "has no weight_map of tensor to file", AGAIN)
-    files = sorted(set(table.values()))
-    for file in files:
-        if Path(file).name != file:
-            _fail(INDEX, f"names {file!r}, which is not a plain file name", "do not trust it")
-    if (folder / SINGLE).is_file() and SINGLE not in files:
-        _fail(
-            SINGLE, f"is in a folder with {INDEX}, which does not name it", "remove one of the two"
-        )
-    return files
+        fail(INDEX, "has no weight_map of tensor to file", AGAIN)
+    return table
+
+
+def _others(
+    folder: Path, shards: dict[str, list[StoredTensor]], optional: tuple[str, ...], index: bool
+) -> list[str]:
+    """Adds the folder's other files that belong to the model to `shards`, and returns notes."""
+    known = {t.name for shard in shards.values() for t in shard}
+    notes = []
+    for file in sorted(p.name for p in folder.glob("*.safetensors") if p.name not in shards):
+        if is_adapter(file):
+            notes.append(f"{file} is not applied: {LORA} if its effect is wanted")
+            continue
+        try:
+            tensors = _header(folder / file)
+        except CheckpointError as error:
+            notes.append(f"{file} is not read: {error}")
+            continue
+        names = [t.name for t in tensors]
+        if adds(names, known, optional, index):
+            shards[file] = tensors
+            known.update(names)
+            notes.append(f"{file} is read too, though no index names it")
+        else:
+            notes.append(f"{file} is not read: it is no part of the model in {min(shards)}")
+    return notes
 
 
 def refuse_pointer(file: Path, start: bytes) -> None:
     """Raises CheckpointError for a file that Git LFS has not fetched; `start`: its first bytes."""
     if hints.is_lfs_pointer(start):
         what = "is a Git LFS pointer, its content was not fetched"
-        _fail(file.name, what, f"run `git lfs pull` in {file.parent}")
+        fail(file.name, what, f"run `git lfs pull` in {file.parent}")
 
 
 def _header(path: Path) -> list[StoredTensor]:
@@ -205,6 +225,8 @@ def _header(path: Path) -> list[StoredTensor]:
     try:
         with safe_open(path, framework="numpy") as opened:
             slices = [(name, opened.get_slice(name)) for name in opened.offset_keys()]
+            if (opened.metadata() or {}).get("format") == "mlx":
+                raise foreign_formats.refused("MLX", path.name, "its metadata")
             rows = [(name, part.get_dtype(), tuple(part.get_shape())) for name, part in slices]
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -212,14 +234,14 @@ def _header(path: Path) -> list[StoredTensor]:
     except (SafetensorError, ValueError) as error:
         reason = str(error).removeprefix("Error while deserializing header: ")
         what = f"its {path.stat().st_size} bytes are no whole safetensors file ({reason})"
-        _fail(path.name, f"{what}: cut short or damaged", AGAIN)
+        fail(path.name, f"{what}: cut short or damaged", AGAIN)
     tensors: list[StoredTensor] = []
     at = 8 + length
     for name, dtype, shape in rows:
         if dtype not in DTYPES:
-            known = ", ".join(DTYPES)
-            what = f"tensor {name} has dtype {dtype!r}"
-            _fail(path.name, what, f"supported are {known}: requantise it")
+            format = foreign_formats.DTYPES.get(dtype, f"{dtype} weights")
+            value = f"tensor {name} has dtype {dtype!r}"
+            raise foreign_formats.refused(format, path.name, value)
         tensors.append(StoredTensor(name, DTYPES[dtype], shape, path.name, at))
         at += tensors[-1].nbytes
     return tensors
@@ -236,22 +258,29 @@ def _merge(shards: Iterable[list[StoredTensor]]) -> Mapping[str, StoredTensor]:
     for t in (t for shard in shards for t in shard):
         if t.name in tensors:
             other = tensors[t.name].file
-            _fail(t.file, f"tensor {t.name} is also in {other}", "remove the file that is not part")
+            fail(t.file, f"tensor {t.name} is also in {other}", "remove the file that is not part")
         tensors[t.name] = t
     return MappingProxyType(tensors)
 
 
-def _check_index(table: Mapping[str, str], tensors: Mapping[str, StoredTensor]) -> None:
+def _check_index(
+    table: Mapping[str, str], tensors: Mapping[str, StoredTensor], optional: tuple[str, ...]
+) -> list[str]:
+    """A note about optional tensors that the index names and no file has. Raises CheckpointError
+    where index and files differ otherwise."""
+    absent = [name for name in table if name not in tensors and name.startswith(optional)]
     for name, file in table.items():
-        if name not in tensors:
-            _fail(file, f"tensor {name} is missing, though {INDEX} says it is here", AGAIN)
-        if tensors[name].file != file:
+        if name not in tensors and not name.startswith(optional):
+            fail(file, f"tensor {name} is missing, though {INDEX} says it is here", AGAIN)
+        if name in tensors and tensors[name].file != file:
             what = f"tensor {name} is in {tensors[name].file}, not here as {INDEX} says"
-            _fail(file, what, f"take {INDEX} and shards from one source")
-    extra = next((t for name, t in tensors.items() if name not in table), None)
-    if extra is not None:
+            fail(file, what, f"take {INDEX} and shards from one source")
+    for extra in (t for n, t in tensors.items() if n not in table and not n.startswith(optional)):
         what = f"tensor {extra.name} is not listed in {INDEX}"
-        _fail(extra.file, what, f"take {INDEX} and shards from one source")
+        fail(extra.file, what, f"take {INDEX} and shards from one source")
+    if not absent:
+        return []
+    return [f"{INDEX} names {len(absent)} tensors that no file has, {absent[0]} first: not needed"]
 
 
 def _sampled(data: Array, tensors: Iterable[StoredTensor]) -> Iterable[bytes | memoryview[int]]:

@@ -50,12 +50,11 @@ class Layout:
 
     @classmethod
     def usual(
-        cls, nested: bool, quantised: bool, quantised_head: bool, rows: Iterable[Row]
+        cls, nested: bool, stacked: bool, stacked_drafts: bool, rows: Iterable[Row]
     ) -> Layout:
-        """The layout of published files: quantised experts are stored one by one. `rows`: the
-        tensors of network and draft head."""
-        prefix = PREFIXES[0 if nested else 1]
-        return cls(prefix, not quantised, "", not quantised_head, _slices(rows))
+        """The layout of published files. `stacked`, `stacked_drafts`: experts of network and draft
+        head; `rows`: their tensors."""
+        return cls(PREFIXES[0 if nested else 1], stacked, "", stacked_drafts, _slices(rows))
 
     @classmethod
     def detect(

@@ -1,4 +1,5 @@
-"""The dialects of quantisation configs: modelopt, compressed-tensors, quant_method fp8.
+"""The dialects of quantisation configs: modelopt, compressed-tensors, quant_method fp8; those of
+int4 are in int4_declarations.py.
 
 Each reader converts one JSON object into a `Declared`. Its `scheme` looks up a module by all
 spellings of its name. Knows names and patterns only; no tensor and no shape.
@@ -17,12 +18,30 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint.quant_schemes import SUPPORTED, Declared, Dialect, Scheme
+from spark_engine.hints import INSTEAD
+from spark_engine.models.checkpoint import foreign_formats, int4_declarations
+from spark_engine.models.checkpoint.quant_schemes import Declared, Dialect, Scheme
 
 Json = Mapping[str, Any]
 Match = Callable[[tuple[str, ...]], bool]
 
-ALGORITHMS = {"FP8": Scheme.FP8, "NVFP4": Scheme.NVFP4_A4, "W4A16_NVFP4": Scheme.NVFP4}
+ALGORITHMS = {
+    "FP8": Scheme.FP8,
+    "FP8_PER_CHANNEL_PER_TOKEN": Scheme.FP8_CHANNEL,
+    # Weights of 128x128 blocks, without scales of inputs: these are quantised by 1x128.
+    "FP8_PB_WO": Scheme.FP8_BLOCK,
+    "FP8_BLOCK_SCALES": Scheme.FP8_BLOCK,
+    "NVFP4": Scheme.NVFP4_A4,
+    "W4A16_NVFP4": Scheme.NVFP4,
+}
+MOST_PATTERNS = 256  # of compressed-tensors
+_GROUPS = {Scheme.NVFP4_A4: 16, Scheme.NVFP4: 16, Scheme.FP8_BLOCK: 128}
+_INT4 = {
+    "gptq": int4_declarations.gptq,
+    "awq": int4_declarations.awq,
+    "auto-round": int4_declarations.auto_round,
+    "intel/auto-round": int4_declarations.auto_round,
+}
 _LINEAR = "Linear"  # the class name that targets of compressed-tensors match
 
 
@@ -36,21 +55,28 @@ def from_config(row: Json) -> Declared:
         return _compressed(row, where)
     if method == "fp8":
         return _block(row, where)
-    raise CheckpointError(f"{where}: quant_method is {row.get('quant_method')!r}; {SUPPORTED}")
+    if method in _INT4:
+        return _INT4[method](row, where)
+    raise foreign_formats.refused(foreign_formats.method(row), where, f"quant_method {method!r}")
 
 
-def modelopt(row: Json, where: str) -> Declared:
-    """hf_quant_config.json, or the flat copy of it in config.json."""
+def modelopt(row: Json, where: str, groups: Json | None = None) -> Declared:
+    """hf_quant_config.json, or the flat copy of it in config.json. `groups`: config_groups of the
+    copy, if they are not in `row`."""
     inner = row.get("quantization", row)
     if not isinstance(inner, Mapping):
         raise CheckpointError(f"{where}: quantization is {inner!r}: expected an object")
     algorithm = inner.get("quant_algo")
-    excluded = _wildcards(inner.get("exclude_modules") or inner.get("ignore") or ())
+    patterns = tuple(inner.get("exclude_modules") or inner.get("ignore") or ())
+    excluded = _wildcards(patterns)
     if algorithm == "MIXED_PRECISION":
         listed = _mixed(inner, where)
         fallback = Scheme.PLAIN
     else:
         listed, fallback = {}, _algorithm(algorithm, inner, where)
+        groups = inner.get("config_groups") or groups or {}
+        if fallback is Scheme.NVFP4_A4 and groups and not any(map(_inputs, groups.values())):
+            fallback = Scheme.NVFP4  # the algorithm's name says W4A4 of both; the groups say it
 
     def scheme(names: tuple[str, ...]) -> Scheme:
         if excluded(names):
@@ -58,7 +84,13 @@ def modelopt(row: Json, where: str) -> Declared:
         found = (listed.get(parent) for name in names for parent in _parents(name))
         return next((s for s in found if s is not None), fallback)
 
-    return Declared(where, Dialect.MODELOPT, _modelopt_kv(inner, where), scheme)
+    by_expert = _by_expert((*patterns, *listed))
+    return Declared(where, Dialect.MODELOPT, _modelopt_kv(inner, where), scheme, by_expert)
+
+
+def _inputs(group: Json) -> object:
+    """The scheme of a group's inputs; None if they are not quantised."""
+    return group.get("input_activations")
 
 
 def _mixed(inner: Json, where: str) -> dict[str, Scheme]:
@@ -68,6 +100,8 @@ def _mixed(inner: Json, where: str) -> dict[str, Scheme]:
         return {
             name: _algorithm(entry.get("quant_algo"), entry, f"{where}: {name}")
             for name, entry in layers.items()
+            # The draft head's are read off its tensors, whatever they are called here.
+            if "mtp" not in name.split(".") or str(entry.get("quant_algo")) in ALGORITHMS
         }
     groups = inner.get("config_groups")
     if not isinstance(groups, Mapping):
@@ -81,10 +115,12 @@ def _mixed(inner: Json, where: str) -> dict[str, Scheme]:
 def _algorithm(name: object, entry: Json, where: str) -> Scheme:
     scheme = ALGORITHMS.get(str(name))
     if scheme is None:
-        raise CheckpointError(f"{where}: quant_algo is {name!r}; {SUPPORTED}")
+        raise foreign_formats.refused(f"modelopt {name}", where, "quant_algo")
     size = entry.get("group_size")
-    if scheme is not Scheme.FP8 and size not in (None, 16):
-        raise CheckpointError(f"{where}: group_size is {size!r}; NVFP4 has groups of 16")
+    if size not in (None, _GROUPS.get(scheme, size)):
+        raise CheckpointError(
+            f"{where}: group_size is {size!r}; {name} has groups of {_GROUPS[scheme]}"
+        )
     return scheme
 
 
@@ -109,11 +145,12 @@ def _kv_scheme(row: Json | None, where: str) -> bool:
 def _compressed(row: Json, where: str) -> Declared:
     groups = row.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
-        raise CheckpointError(f"{where}: there are no config_groups; {SUPPORTED}")
+        raise CheckpointError(f"{where}: compressed-tensors without config_groups; {INSTEAD}")
     if row.get("sparsity_config"):
         raise CheckpointError(f"{where}: sparsity_config is set; give a dense checkpoint")
+    _check_patterns(row, where)
     schemes = [(_targets(g, where), _group_scheme(g, where)) for g in groups.values()]
-    ignored = _names_or_patterns(row.get("ignore") or ())
+    ignored = _own_names(row.get("ignore") or ())
 
     def scheme(names: tuple[str, ...]) -> Scheme:
         if ignored(names):
@@ -130,6 +167,16 @@ def _compressed(row: Json, where: str) -> Declared:
     )
 
 
+def _check_patterns(row: Json, where: str) -> None:
+    """Raises CheckpointError for patterns that might take for ever, which no exporter writes."""
+    listed = [g.get("targets") or () for g in row["config_groups"].values()]
+    entries = [e for some in (*listed, row.get("ignore") or ()) for e in some if e[:3] == "re:"]
+    slow = (e for e in entries if re.search(r"\)[*+{]", e) or len(re.findall(r"[*+}]", e)) > 8)
+    if len(entries) > MOST_PATTERNS or (found := next(slow, None)):
+        what = f"{len(entries)} patterns" if len(entries) > MOST_PATTERNS else repr(found)[:80]
+        raise CheckpointError(f"{where}: {what} would take too long; name the modules instead")
+
+
 def _targets(group: Json, where: str) -> tuple[Match, Match, Match]:
     """Matchers by exact name, by `re:` pattern and by class."""
     targets = group.get("targets")
@@ -138,13 +185,15 @@ def _targets(group: Json, where: str) -> tuple[Match, Match, Match]:
     patterns = [t for t in targets if t.startswith("re:")]
     exact = [t for t in targets if not t.startswith("re:") and t != _LINEAR]
     everything = _LINEAR in targets
-    return _names_or_patterns(exact), _names_or_patterns(patterns), lambda _: everything
+    return _own_names(exact), _own_names(patterns), lambda _: everything
 
 
 def _group_scheme(group: Json, where: str) -> Scheme:
     """The scheme that a group's weights and input_activations describe."""
     weights, inputs = group.get("weights") or {}, group.get("input_activations")
     kind = (weights.get("type"), weights.get("num_bits"))
+    if kind[0] == "int":
+        return int4_declarations.compressed(weights, inputs, where)
     if kind == ("float", 4) and weights.get("group_size") == 16:
         if inputs is None:
             return Scheme.NVFP4
@@ -153,25 +202,27 @@ def _group_scheme(group: Json, where: str) -> Scheme:
             return Scheme.NVFP4_A4
     if kind == ("float", 8) and inputs is not None:
         bits = (inputs.get("type"), inputs.get("num_bits")) == ("float", 8)
-        whole = inputs.get("strategy") in (None, "tensor") and not inputs.get("dynamic")
-        if bits and whole and weights.get("strategy") in (None, "tensor", "channel"):
+        by_row, strategy = (
+            weights.get("strategy") in (None, "tensor", "channel"),
+            inputs.get("strategy"),
+        )
+        if bits and by_row and strategy in (None, "tensor") and not inputs.get("dynamic"):
             return Scheme.FP8
+        if bits and by_row and strategy == "token" and inputs.get("dynamic"):
+            return Scheme.FP8_CHANNEL
         if bits and weights.get("strategy") == "block" and inputs.get("dynamic"):
             _check_block(weights.get("block_structure"), where)
             return Scheme.FP8_BLOCK
-    raise CheckpointError(
-        f"{where}: a group has weights {dict(weights)} and input_activations {inputs}; {SUPPORTED}"
-    )
+    raise foreign_formats.refused(foreign_formats.group(weights, inputs), where, "config_groups")
 
 
 def _block(row: Json, where: str) -> Declared:
     """quant_method fp8 of transformers: 128x128 blocks, dynamic input scales."""
     _check_block(row.get("weight_block_size"), where)
     if row.get("activation_scheme", "dynamic") != "dynamic":
-        raise CheckpointError(
-            f"{where}: activation_scheme is {row['activation_scheme']!r} with blocks; {SUPPORTED}"
-        )
-    skipped = _names_or_patterns(row.get("modules_to_not_convert") or ("lm_head",))
+        value = f"activation_scheme {row['activation_scheme']!r}"
+        raise foreign_formats.refused("FP8 in blocks with static inputs", where, value)
+    skipped = _beginnings_or_ends(row.get("modules_to_not_convert") or ("lm_head",))
 
     def scheme(names: tuple[str, ...]) -> Scheme:
         return Scheme.PLAIN if skipped(names) else Scheme.FP8_BLOCK
@@ -181,7 +232,8 @@ def _block(row: Json, where: str) -> Declared:
 
 def _check_block(block: object, where: str) -> None:
     if block != [128, 128]:
-        raise CheckpointError(f"{where}: weight_block_size is {block!r}; {SUPPORTED}")
+        name = f"FP8 in blocks of {block}" if block else "FP8 without blocks"
+        raise foreign_formats.refused(name[:40], where, f"weight_block_size {block!r}")
 
 
 def _parents(name: str) -> Iterable[str]:
@@ -195,19 +247,47 @@ def _wildcards(patterns: Iterable[str]) -> Match:
     """fnmatch patterns (modelopt) against a name or any of its parents."""
     exact = {p for p in patterns if not any(c in p for c in "*?[")}
     wild = re.compile("|".join(fnmatch.translate(p) for p in patterns if p not in exact) or "(?!)")
-    # Cached: experts by the thousand have the same parents.
-    matched = functools.cache(lambda name: name in exact or wild.match(name) is not None)
-    return lambda names: any(matched(parent) for name in names for parent in _parents(name))
+
+    @functools.cache  # experts by the thousand have the same parents
+    def matched(name: str) -> bool:
+        if name in exact or wild.match(name):
+            return True
+        return "." in name and matched(name.rpartition(".")[0])
+
+    return lambda names: any(map(matched, names))
 
 
-def _names_or_patterns(entries: Iterable[str]) -> Match:
-    """Exact names (or parents), and `re:` patterns matched from a name's start."""
+def _by_expert(entries: Iterable[str]) -> bool:
+    """True if names or fnmatch patterns may tell the experts of a group apart: not by a beginning
+    that ends before their numbers, nor by pieces without a digit."""
+
+    def blind(entry: str) -> bool:
+        if entry.startswith("re:") or "?" in entry or "[" in entry:
+            return False
+        begins = "*" not in entry.rstrip("*") and ".experts." not in entry
+        return begins or not any(c.isdigit() for c in entry)
+
+    return not all(map(blind, entries))
+
+
+def _own_names(entries: Iterable[str]) -> Match:
+    """Names, and `re:` patterns matched from a name's start (compressed-tensors): an entry that
+    names a module that holds others says nothing of these."""
     exact = {e for e in entries if not e.startswith("re:")}
     patterns = [re.compile(e.removeprefix("re:")) for e in entries if e.startswith("re:")]
+    return lambda names: any(
+        name in exact or any(p.match(name) for p in patterns) for name in names
+    )
+
+
+def _beginnings_or_ends(entries: Iterable[str]) -> Match:
+    """Names with all that they hold, and last words of names (transformers)."""
+    exact = frozenset(entries)
 
     def match(names: tuple[str, ...]) -> bool:
-        if any(p.match(name) for p in patterns for name in names):
+        if any(parent in exact for name in names for parent in _parents(name)):
             return True
-        return bool(exact) and any(parent in exact for name in names for parent in _parents(name))
+        words = names[0].split(".")
+        return any(".".join(words[i:]) in exact for i in range(len(words)))
 
     return match

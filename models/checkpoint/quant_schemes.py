@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 class Scheme(enum.StrEnum):
@@ -16,14 +16,34 @@ class Scheme(enum.StrEnum):
 
     PLAIN = "plain"  # bf16, f16 or f32, as the file says
     FP8 = "fp8"  # e4m3, one scale per tensor or row; static e4m3 input
+    FP8_CHANNEL = "fp8_channel"  # the same weights; dynamic e4m3 input per token
     FP8_BLOCK = "fp8_block"  # e4m3, one scale per 128x128; dynamic e4m3 input per 1x128
     NVFP4 = "nvfp4"  # e2m1, e4m3 scale per 16 and one f32; input untouched (W4A16)
     NVFP4_A4 = "nvfp4_a4"  # the same with e2m1 input (W4A4)
+    INT4_G32 = "int4_g32"  # 4-bit codes, scale and zero point per 32 columns; input untouched
+    INT4_G64 = "int4_g64"
+    INT4_G128 = "int4_g128"
+    INT4_SYM_G32 = "int4_sym_g32"  # the same with zero point 8, which is not stored
+    INT4_SYM_G64 = "int4_sym_g64"
+    INT4_SYM_G128 = "int4_sym_g128"
 
     @property
     def weights(self) -> str:
         """The weight format (plugins/formats) that ops have such a projection in."""
-        return "dense" if self is Scheme.PLAIN else self.value
+        return "dense" if self is Scheme.PLAIN else "int4" if self.group else self.value
+
+    @property
+    def group(self) -> int:
+        """Columns of a group of int4; 0: another scheme."""
+        return int(self.value.rpartition("_g")[2]) if self.value.startswith("int4") else 0
+
+    @property
+    def symmetric(self) -> bool:
+        """True if int4 has no stored zero points."""
+        return self.value.startswith("int4_sym")
+
+
+INT4 = {(s.group, s.symmetric): s for s in Scheme if s.group}
 
 
 class Dialect(enum.StrEnum):
@@ -32,6 +52,9 @@ class Dialect(enum.StrEnum):
     MODELOPT = "modelopt"
     COMPRESSED = "compressed-tensors"
     BLOCK = "fp8"
+    GPTQ = "gptq"
+    GPTQ_V2 = "gptq_v2"
+    AWQ = "awq"
 
 
 @dataclass(frozen=True)
@@ -47,27 +70,24 @@ class Suffixes:
     block_scale: str
 
 
-_MODELOPT = Suffixes("weight", "weight_scale_2", "input_scale", "weight_scale_inv")
+_MODELOPT = Suffixes("weight", "weight_scale_2", "input_scale", "weight_scale")
 _COMPRESSED = Suffixes("weight_packed", "weight_global_scale", "input_global_scale", "weight_scale")
 SUFFIXES: Mapping[Dialect, Suffixes] = {
-    Dialect.MODELOPT: _MODELOPT,
+    **dict.fromkeys(Dialect, _MODELOPT),
     Dialect.COMPRESSED: _COMPRESSED,
-    Dialect.BLOCK: _MODELOPT,
+    Dialect.BLOCK: replace(_MODELOPT, block_scale="weight_scale_inv"),
 }
-
-SUPPORTED = (
-    "supported are bf16/f16/f32, modelopt FP8, NVFP4, W4A16_NVFP4 and MIXED_PRECISION of them, "
-    "compressed-tensors nvfp4-pack-quantized (W4A16, W4A4) and float-quantized FP8 with static "
-    "scales, and quant_method fp8 with weight_block_size [128, 128]; use another checkpoint of the "
-    "model: nvidia/…-NVFP4 or Qwen/…-FP8"
-)
 
 
 @dataclass(frozen=True)
 class Declared:
-    """The declarations of one JSON file. `scheme` takes the spellings of one module's name."""
+    """The declarations of one JSON file. `scheme` takes the spellings of one module's name.
+
+    `by_expert`: it may differ between the experts of a group, so each is asked for.
+    """
 
     where: str
     dialect: Dialect
     kv_fp8: bool
     scheme: Callable[[tuple[str, ...]], Scheme]
+    by_expert: bool = True

@@ -7,16 +7,16 @@ Built from the checkpoint's own declarations (`quant_declarations.py` reads thei
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint import quant_declarations
-from spark_engine.models.checkpoint.layout import DRAFT, spellings
-from spark_engine.models.checkpoint.quant_schemes import Declared, Dialect, Scheme
-from spark_engine.models.checkpoint.tensor_list import Linear, Row, linears
+from spark_engine.models.checkpoint.layout import DRAFT, Layout, spellings
+from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Declared, Dialect, Scheme
+from spark_engine.models.checkpoint.tensor_list import Row, linears
 from spark_engine.models.config.json_values import malformed_json
 
 
@@ -45,6 +45,22 @@ class QuantTable:
         """The dialect of a module's tensors."""
         return self.draft_dialect if module.startswith(DRAFT) else self.dialect
 
+    def spelled(self, layout: Layout, names: Collection[str]) -> QuantTable:
+        """The table as the files name their tensors, where declarations leave it open.
+
+        Exporters of FP8_PB_WO name block scales differently. Those of int4 do not list the modules
+        outside a layer's usual ones, which stay plain.
+        """
+        inverse = SUFFIXES[Dialect.BLOCK].block_scale
+        found, dialect = {}, self.dialect
+        for module, scheme in self.modules.items():
+            name = layout.file_name(module)
+            if scheme is Scheme.FP8_BLOCK and f"{name}.{inverse}" in names:
+                dialect = Dialect.BLOCK
+            plain = scheme.group and f"{name}.weight" in names
+            found[module] = Scheme.PLAIN if plain else scheme
+        return replace(self, modules=MappingProxyType(found), dialect=dialect)
+
     def drafting(self, drafts: QuantTable) -> QuantTable:
         """The table with the draft head of `drafts`."""
         return replace(self, drafts=drafts.modules, draft_dialect=drafts.dialect)
@@ -65,9 +81,13 @@ class QuantTable:
 
 
 def quant_table(
-    rows: Iterable[Row], config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]
+    rows: Iterable[Row],
+    config_json: Mapping[str, Any],
+    hf_quant: Mapping[str, Any],
+    stacked: Callable[[str], bool] = lambda group: False,
 ) -> QuantTable:
-    """The table of the projections in `rows`, from both JSON files ({} where absent).
+    """The table of the projections in `rows`, from both JSON files ({} where absent). `stacked`: of
+    which groups of experts the file has the group as one module.
 
     Raises CheckpointError when a method is unsupported, when the two files contradict each
     other, or when the experts of one layer are not stored alike.
@@ -77,8 +97,12 @@ def quant_table(
         names = {linear.table_key: Scheme.PLAIN for linear in linears(rows)}
         return QuantTable(MappingProxyType(names), Dialect.MODELOPT, False)
     table: dict[str, Scheme] = {}
+    by_expert = any(d.by_expert for d in from_files)
     for linear in linears(rows):
-        scheme = _agreed(linear, from_files)
+        if linear.group in table and not by_expert:
+            continue
+        of_group = bool(linear.group) and stacked(linear.group)
+        scheme = _agreed(linear.group if of_group else linear.stored.module, from_files)
         if table.setdefault(linear.table_key, scheme) is not scheme:
             raise CheckpointError(
                 f"{from_files[0].where}: {linear.module} is {scheme}, but other experts of its "
@@ -91,24 +115,28 @@ def quant_table(
 def declarations(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]) -> list[Declared]:
     """The declarations of the two files, the more specific hf_quant_config.json first."""
     found = []
+    with malformed_json("config.json: quantization_config"):
+        text, key = config_json.get("text_config") or {}, "quantization_config"
+        # `quantization` is MLX's key.
+        inner = config_json.get(key) or text.get(key) or config_json.get("quantization") or {}
+        groups = inner.get("config_groups")
     if hf_quant:
         with malformed_json("hf_quant_config.json"):
-            found.append(quant_declarations.modelopt(hf_quant, "hf_quant_config.json"))
-    text = config_json.get("text_config") or {}
-    inner = config_json.get("quantization_config") or text.get("quantization_config")
+            found.append(quant_declarations.modelopt(hf_quant, "hf_quant_config.json", groups))
     if inner:
         with malformed_json("config.json: quantization_config"):
             found.append(quant_declarations.from_config(inner))
     return found
 
 
-def _agreed(linear: Linear, from_files: list[Declared]) -> Scheme:
-    names = spellings(linear.stored.module)
-    said = [d.scheme(names) for d in from_files]
+def _agreed(module: str, from_files: list[Declared]) -> Scheme:
+    names = spellings(module)
+    with malformed_json("config.json: quantization_config"):
+        said = [d.scheme(names) for d in from_files]
     if len(set(said)) > 1:
         first, second = from_files
         raise CheckpointError(
-            f"{linear.stored.module} is {said[0]} in {first.where} but {said[1]} in {second.where}"
+            f"{module} is {said[0]} in {first.where} but {said[1]} in {second.where}"
             "; take both files from one export of the checkpoint"
         )
     return said[0]

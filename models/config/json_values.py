@@ -37,12 +37,18 @@ class Reader:
     def __init__(self, row: Json, where: str) -> None:
         self.row, self._where = row, where
 
-    def count(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """An integer of at least `least`."""
+    def count(
+        self, key: str, default: int | None = None, least: int = 1, most: int = 1 << 24
+    ) -> int:
+        """An integer of at least `least`, and at most `most`: memory is taken by it."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            self._fail(key, value, f"expected an integer of at least {least}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            self._fail(key, value, f"expected an integer of at least {least} and at most {most}")
         return int(value)
+
+    def optional(self, key: str) -> int | None:
+        """An integer of at least 0; None if the key is absent."""
+        return None if self.row.get(key) is None else self.count(key, least=0)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive float."""

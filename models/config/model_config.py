@@ -7,7 +7,7 @@ of a file, no tensor, no quantisation and no graph.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from spark_engine.models.config.rope import Rope
 from spark_engine.tensors import DType
@@ -35,6 +35,7 @@ class ModelConfig:
         dtype: the dtype of plain tensors according to the file (a hint: the tensors decide).
         state_dtype: the recurrent state's dtype that the checkpoint asks for.
         eos_token_ids: of generation_config and config together, in that order, no repeats.
+        mtp_layers: of the draft head; None if the file does not say (the tensors decide).
     """
 
     model_type: str
@@ -59,6 +60,8 @@ class ModelConfig:
     dtype: DType
     state_dtype: DType
     eos_token_ids: tuple[int, ...]
+    _: KW_ONLY
+    mtp_layers: int | None = None
 
     @property
     def conv_channels(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 from spark_engine.errors import CheckpointError
 
 TYPES = ("default", "yarn")
+_BASES = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,16 @@ class Rope:
     theta: float
     attention_factor: float = 1.0
     yarn: Yarn | None = None
+
+    @property
+    def positions(self) -> int:
+        """Positions that a scaled rope reaches; 0 if it is not scaled."""
+        return 0 if self.yarn is None else int(self.yarn.factor * self.yarn.original)
+
+    def __str__(self) -> str:
+        if self.yarn is None:
+            return "default"
+        return f"yarn, factor {self.yarn.factor:g} over {self.yarn.original} positions"
 
     def inv_freq(self) -> NDArray[np.float32]:
         """f32 [dims/2], equal on every machine; rounded at the same points as in transformers.
@@ -77,15 +90,59 @@ class Rope:
         return self.dims * turns / (2 * math.log(self.theta))
 
 
-def rope_from_hf(text: Mapping[str, Any]) -> Rope:
-    """Reads rope_parameters, or the older rope_scaling, rope_theta, partial_rotary_factor.
+def rope_from_hf(text: Mapping[str, Any], outer: Mapping[str, Any] = NOTHING) -> Rope:
+    """Reads rope_parameters, or the older rope_scaling, rope_theta, partial_rotary_factor; `outer`:
+    the configuration that `text` is inside of.
 
-    Raises CheckpointError naming the key for any rope type but default and yarn.
+    Raises CheckpointError naming the key for any rope type but default and yarn, and for two
+    declarations that differ: programs disagree on which counts.
     """
-    row = dict(text.get("rope_scaling") or {}) | dict(text.get("rope_parameters") or {})
+    base = dict(text.get("rope_parameters") or text.get("rope_scaling") or {})
+    rope = _rope(base, text)
+    shared = {k: base[k] for k in ("rope_theta", "partial_rotary_factor") if k in base}
+    for where, row in (("", text), ("outside text_config: ", outer)):
+        for key in ("rope_parameters", "rope_scaling"):
+            if (other := row.get(key)) and _rope({**shared, **other}, text) != rope:
+                raise CheckpointError(
+                    f"config.json: {where}{key} gives {_words(other)}, and text_config's "
+                    f"{'rope_parameters' if text.get('rope_parameters') else 'rope_scaling'} "
+                    f"{_words(base)}: programs disagree on which counts; keep one, or build with "
+                    "--rope-scaling"
+                )
+    if (theta := text.get("rope_theta")) not in (None, rope.theta):
+        raise CheckpointError(
+            f"config.json: rope_theta is {theta!r}, and {rope.theta} in rope_parameters; keep one"
+        )
+    return rope
+
+
+def rescaled(config: Mapping[str, Any], scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json with `scaling` as its only rope type; bases and sections stay the file's. By
+    default it begins where the file's positions end."""
+    nested = "text_config" in config
+    text = config["text_config"] if nested else config
+    old = dict(text.get("rope_parameters") or text.get("rope_scaling") or {})
+    kept = {k: v for k, v in old.items() if k in _BASES}
+    longest = old.get("original_max_position_embeddings") or text.get("max_position_embeddings")
+    new = {**kept, "original_max_position_embeddings": longest, **scaling}
+    text = {k: v for k, v in text.items() if k != "rope_scaling"} | {"rope_parameters": new}
+    outer = {k: v for k, v in config.items() if k not in ("rope_scaling", "rope_parameters")}
+    return {**outer, "text_config": text} if nested else text
+
+
+def _words(row: Mapping[str, Any]) -> str:
+    """The type and factor of a declaration."""
+    factor = row.get("factor")
+    return f"{_kind(row)!r}" + (f" with factor {factor}" if factor is not None else "")
+
+
+def _kind(row: Mapping[str, Any]) -> object:
     kind = row.get("rope_type", row.get("type", "default"))
-    if kind == "mrope":  # an older spelling of default with mrope_section
-        kind = "default"
+    return "default" if kind == "mrope" else kind  # an older spelling, with mrope_section
+
+
+def _rope(row: Mapping[str, Any], text: Mapping[str, Any]) -> Rope:
+    kind = _kind(row)
     if kind not in TYPES:
         raise CheckpointError(
             f"config.json: rope_type is {kind!r}; supported: {', '.join(TYPES)}. Take a config "

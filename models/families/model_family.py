@@ -33,6 +33,7 @@ class ModelFamily(Generic[C]):
         draft_head: the draft head's blocks, or the reason why there is none.
         ignored: tensors of its files that are recognised and not compiled, each with its part.
         ignored_prefixes: the prefixes of names of each such part.
+        stacks_experts: its exporters stack unquantised experts.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ModelFamily(Generic[C]):
     draft_head: Callable[[C], DraftHead | str] = lambda config: NO_DRAFT_HEAD
     ignored: Callable[[C], Iterable[Tensor]] = lambda config: ()
     ignored_prefixes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stacks_experts: bool = True
 
     def tensors(self, config: C) -> tuple[Row, ...]:
         """Every tensor of a checkpoint, in the order of the network."""

@@ -8,12 +8,13 @@ from typing import Any
 from spark_engine.errors import CheckpointError
 from spark_engine.models.config.json_values import Json, malformed_json
 from spark_engine.models.config.model_config import ModelConfig
-from spark_engine.models.families import qwen3_5, qwen3_5_moe
+from spark_engine.models.families import qwen3_5, qwen3_5_moe, qwen3_next
 from spark_engine.models.families.model_family import ModelFamily
 
 FAMILIES: tuple[ModelFamily[Any], ...] = (
     qwen3_5.FAMILY,
     qwen3_5_moe.FAMILY,
+    qwen3_next.FAMILY,
 )
 _BY_NAME = {family.name: family for family in FAMILIES}
 

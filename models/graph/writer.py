@@ -203,7 +203,8 @@ class Writer:
         stored = (self.weight(weight, p.weight), *scales)
         given |= zip((o.name for o in form.stored), stored, strict=True)
         operands = [given[operand.name] for operand in form.operands]
-        return self.one(form.op, operands, output, dtype=dtype or self.activation)
+        attrs = {"dtype": dtype or self.activation, **form.attrs}
+        return self.one(form.op, operands, output, **attrs)
 
     def matmul(
         self, x: gs.Variable, matrix: gs.Variable, output: str, dtype: str | None = None
@@ -228,7 +229,8 @@ class Writer:
         base = f"{x.name.removeprefix(self._scope)}.{module.rsplit('.', 1)[-1]}"
         results = [f"{base}.{part}" for part, _ in zip("qs", inputs.makes, strict=False)]
         if p.input_scale is None:
-            return dict(zip(inputs.makes, self.op(inputs.op, [x], results), strict=True))
+            made = self.op(inputs.op, [x], results, **inputs.attrs)
+            return dict(zip(inputs.makes, made, strict=True))
         scale = self.weight(f"{module}.input_scale", p.input_scale)
         made = self.op(inputs.op, [x, scale], results)
         return {inputs.scale: scale, **dict(zip(inputs.makes, made, strict=True))}

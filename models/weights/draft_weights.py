@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from spark_engine.errors import OptionError
+from spark_engine.errors import CheckpointError, OptionError
+from spark_engine.models.checkpoint.expected_tensors import MTP
 from spark_engine.models.checkpoint.quant_schemes import Scheme
+from spark_engine.models.checkpoint.tensor_list import linears
 from spark_engine.models.weights.operands import Projection, projection
 from spark_engine.models.weights.recipes import take
 from spark_engine.models.weights.stored_model import Model
+from spark_engine.models.weights.value_checks import check_finite
 
 SCHEMES: Mapping[str, Scheme] = {"fp8": Scheme.FP8_BLOCK, "nvfp4": Scheme.NVFP4}
 
@@ -23,6 +26,25 @@ def with_draft_dtype(model: Model, dtype: str) -> Model:
     if dtype not in SCHEMES:
         return model
     return replace(model, table=model.table.quantising(SCHEMES[dtype]))
+
+
+def head_fault(model: Model) -> str:
+    """Why the values of the head's tensors cannot be used; "" if they can."""
+    checkpoint = model.checkpoint
+    assert checkpoint is not None
+    stored = [e for e in model.expected.values() if e.part == MTP and e.name in checkpoint.tensors]
+    try:
+        for name in (e.name for e in stored if checkpoint.maps):  # drawn ones are sound
+            check_finite(name, checkpoint.read(name))
+        for linear in linears({e.row: None for e in stored}):
+            scheme = model.table[linear.table_key]
+            if linear.group and scheme is Scheme.NVFP4_A4:
+                scheme = Scheme.NVFP4  # scales of experts' inputs may be missing
+            for scale in projection(model.unsplit, linear.module, scheme).scales.values():
+                scale.evaluate(checkpoint)
+    except CheckpointError as error:
+        return f"the checkpoint's draft head is not used: {error}"
+    return ""
 
 
 def head_rows(model: Model, module: str, ids: Sequence[int]) -> Projection:

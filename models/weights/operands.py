@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint.expected_tensors import PLAIN
+from spark_engine.models.checkpoint.expected_tensors import PLAIN, STACK_SCALE
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
 from spark_engine.models.checkpoint.tensor_list import Experts, Linear, Tensor
 from spark_engine.models.weights import recipes
+from spark_engine.models.weights.borrowed_scales import borrowed
+from spark_engine.models.weights.int4_tensors import projection_parts
 from spark_engine.models.weights.quantise import quantised_parts
 from spark_engine.models.weights.recipes import Recipe
 from spark_engine.models.weights.stored_model import Model
@@ -42,13 +44,14 @@ def projection(model: Model, module: str, scheme: Scheme) -> Projection:
     """The recipes of one module, named without prefix; a plain matrix is quantised here if its
     scheme requires it.
 
-    fp8: weight_scale f32 [N]. fp8_block: weight_scale f32 [⌈N/128⌉, ⌈K/128⌉]. nvfp4:
-    weight_scale f8 [N, K/16], w_scale2 f32 [N]; nvfp4_a4: alpha f32 [N] in place of w_scale2.
+    fp8, fp8_channel: weight_scale f32 [N]. fp8_block: weight_scale f32 [⌈N/128⌉, ⌈K/128⌉]. nvfp4:
+    weight_scale f8 [N, K/16], w_scale2 f32 [N]; nvfp4_a4: alpha f32 [N] in place of w_scale2. int4:
+    weight_scale f32 [N, K/16], w_scale2 f32 [N].
     """
     weight = f"{module}.weight"
     if scheme is not Scheme.PLAIN and model.has(weight) and model.whole(weight).dtype in PLAIN:
         return _share(model, module, quantised(model.whole(weight), scheme))
-    return _READERS[scheme](model, module)
+    return _int4(model, module, scheme) if scheme.group else _READERS[scheme](model, module)
 
 
 def quantised(weight: Recipe, scheme: Scheme) -> Projection:
@@ -69,10 +72,14 @@ def _plain(model: Model, module: str) -> Projection:
 
 
 def _fp8(model: Model, module: str) -> Projection:
+    read = scalar(model, f"{module}.input_scale") if model.has(f"{module}.input_scale") else None
+    return replace(_fp8_channel(model, module), scheme=Scheme.FP8, input_scale=read)
+
+
+def _fp8_channel(model: Model, module: str) -> Projection:
     weight = recipes.codes(model.source(f"{module}.weight"))
     scale = _per_row(model.source(f"{module}.weight_scale"), weight.shape[0])
-    read = scalar(model, f"{module}.input_scale")
-    return Projection(Scheme.FP8, weight, {"weight_scale": scale}, read)
+    return Projection(Scheme.FP8_CHANNEL, weight, {"weight_scale": scale})
 
 
 def _fp8_block(model: Model, module: str) -> Projection:
@@ -111,6 +118,11 @@ def _fp4_tensors(
     return packed, block, scale2, multiplier(suffixes.fp4_input) if reads_input else scale2
 
 
+def _int4(model: Model, module: str, scheme: Scheme) -> Projection:
+    parts = projection_parts(model, module, scheme)
+    return _share(model, module, Projection(scheme, parts.pop("weight"), parts))
+
+
 def scalar(model: Model, name: str) -> Recipe:
     """f32 []: a stored scale of a whole tensor."""
     return recipes.reshape(recipes.cast(recipes.whole_scale(model.source(name))), ())
@@ -126,6 +138,7 @@ def _per_row(scale: Recipe, rows: int) -> Recipe:
 _READERS: Mapping[Scheme, Callable[[Model, str], Projection]] = {
     Scheme.PLAIN: _plain,
     Scheme.FP8: _fp8,
+    Scheme.FP8_CHANNEL: _fp8_channel,
     Scheme.FP8_BLOCK: _fp8_block,
     Scheme.NVFP4: _nvfp4,
     Scheme.NVFP4_A4: _nvfp4_a4,
@@ -147,7 +160,27 @@ def expert_operands(model: Model, experts: Experts) -> dict[str, Recipe]:
             "multiple of 128"
         )
     rows = [_expert(model, each, scheme) for each in experts.each]
-    return {name: recipes.stack([row[name] for row in rows]) for name in rows[0]}
+    out = {name: recipes.stack([row[name] for row in rows]) for name in rows[0]}
+    if FORMATS[scheme.weights].static:
+        gates, ups, downs = (
+            [_input_scale(model, linear.module, scheme) for linear in of]
+            for of in zip(*experts.each, strict=True)
+        )
+        # The input is quantised once for both; calibration gives both the same scale.
+        out["x_scale"] = borrowed(f"{experts.name}.*.gate_proj", [gates, ups])
+        out["h_scale"] = borrowed(f"{experts.name}.*.down_proj", [downs])
+    return out
+
+
+def _input_scale(model: Model, module: str, scheme: Scheme) -> Recipe:
+    """f32 []: the scale of an expert's input, 0 if the file has none."""
+    dialect = model.table.dialect_of(module)
+    fp4 = scheme is Scheme.NVFP4_A4
+    name = f"{module}.{SUFFIXES[dialect].fp4_input if fp4 else 'input_scale'}"
+    if not model.has(name):
+        return recipes.constant(0.0)
+    stored = recipes.reshape(recipes.cast(recipes.input_scale(model.source(name))), ())
+    return recipes.reciprocal(stored) if fp4 and dialect is Dialect.COMPRESSED else stored
 
 
 def _stacked(model: Model, stacks: Mapping[str, Tensor], scheme: Scheme) -> dict[str, Recipe]:
@@ -155,7 +188,14 @@ def _stacked(model: Model, stacks: Mapping[str, Tensor], scheme: Scheme) -> dict
     out: dict[str, Recipe] = {}
     for name, stacked in stacks.items():
         whole = model.whole(stacked.name)
-        p = Projection(scheme, whole) if scheme is Scheme.PLAIN else quantised(whole, scheme)
+        if scheme is Scheme.PLAIN:
+            p = Projection(scheme, whole)
+        elif whole.dtype in PLAIN:
+            p = quantised(whole, scheme)
+        else:
+            scale = recipes.part_scale(model.whole(f"{stacked.name}{STACK_SCALE}"))
+            scales = {"weight_scale": recipes.cast(scale)}
+            p = Projection(scheme, recipes.codes(whole), scales)
         p = _share(model, stacked.name, p)
         out |= _named(name, p)
     return out
@@ -176,16 +216,4 @@ def _expert(
     gate, up, down = (projection(model, linear.module, stored) for linear in linears)
     parts = zip(_named("w13", gate).items(), _named("w13", up).values(), strict=True)
     out = {name: recipes.concat0([first, second]) for (name, first), second in parts}
-    out |= _named("w2", down)
-    if FORMATS[scheme.weights].static:
-        of_gate, of_up, of_down = (_input_scale(model, one.module, scheme) for one in linears)
-        # The input is quantised once for both; calibration gives both the same scale.
-        out["x_scale"] = recipes.maximum(of_gate, of_up)
-        out["h_scale"] = of_down
-    return out
-
-
-def _input_scale(model: Model, module: str, scheme: Scheme) -> Recipe:
-    scale = projection(model, module, scheme).input_scale
-    assert scale is not None
-    return scale
+    return out | _named("w2", down)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,7 +39,7 @@ class Recipe:
         args: operands.
         source: the tensor's name in the file, for the leaf "source".
         values: the elements in order, for the leaf "constant".
-        function: of "transform"; equal functions make equal recipes.
+        function: of "transform" and "checked"; equal functions make equal recipes.
     """
 
     op: str
@@ -48,7 +48,7 @@ class Recipe:
     args: tuple[Recipe, ...] = ()
     source: str = ""
     values: tuple[float, ...] = ()
-    function: Callable[[Array], Array] | None = None
+    function: Callable[[Array], Any] | None = None
 
     def sources(self) -> Iterator[str]:
         """Names of the tensors that evaluating reads, in order, repeats included."""
@@ -142,9 +142,24 @@ def whole_scale(x: Recipe) -> Recipe:
     return Recipe("whole_scale", x.dtype, x.shape, (x,))
 
 
+def input_scale(x: Recipe) -> Recipe:
+    """The scale of an expert's input in the file, refused if it is negative or NaN."""
+    return Recipe("input_scale", x.dtype, x.shape, (x,))
+
+
 def part_scale(x: Recipe) -> Recipe:
     """Scales of rows, blocks or groups in the file, refused unless finite and 0 or above."""
     return Recipe("part_scale", x.dtype, x.shape, (x,))
+
+
+def signed_scale(x: Recipe) -> Recipe:
+    """Scales of groups in the file, of any sign, refused unless finite."""
+    return Recipe("signed_scale", x.dtype, x.shape, (x,))
+
+
+def checked(x: Recipe, other: Recipe, check: Callable[[Array], None]) -> Recipe:
+    """`x`, once `check` has not raised for the value of `other`."""
+    return Recipe("checked", x.dtype, x.shape, (x, other), function=check)
 
 
 def to_bf16(x: Recipe) -> Recipe:
@@ -177,11 +192,6 @@ def reciprocal(x: Recipe) -> Recipe:
 def multiply(a: Recipe, b: Recipe) -> Recipe:
     """f32 a · b, of one shape."""
     return Recipe("multiply", DType.F32, _same([a, b]).shape, (cast(a), cast(b)))
-
-
-def maximum(a: Recipe, b: Recipe) -> Recipe:
-    """f32 elementwise maximum, of one shape."""
-    return Recipe("maximum", DType.F32, _same([a, b]).shape, (cast(a), cast(b)))
 
 
 def reshape(x: Recipe, shape: Sequence[int]) -> Recipe:
@@ -265,6 +275,17 @@ def _checked(recipe: Recipe, value: Array, checkpoint: Reads) -> Array:
         raise
 
 
+def _reciprocal(value: Array) -> Array:
+    with np.errstate(divide="ignore", over="ignore"):  # of 0 it is infinite: no expert's scale
+        return np.asarray(np.float32(1) / value.astype(np.float32))
+
+
+def _checked_by(recipe: Recipe, value: Array, other: Array) -> Array:
+    assert recipe.function is not None
+    recipe.function(other)
+    return value
+
+
 def _transform(recipe: Recipe, value: Array) -> Array:
     assert recipe.function is not None
     return np.ascontiguousarray(recipe.function(value)).reshape(recipe.shape)
@@ -274,6 +295,8 @@ _CHECKS = {
     "codes": value_checks.check_codes,
     "whole_scale": value_checks.check_whole,
     "part_scale": value_checks.check_part,
+    "input_scale": value_checks.check_input,
+    "signed_scale": value_checks.check_signed,
     ROUND: value_checks.round_to_bf16,
 }
 _EVALUATE: Mapping[str, Callable[[Recipe, list[Array], Reads], Array]] = {
@@ -281,11 +304,11 @@ _EVALUATE: Mapping[str, Callable[[Recipe, list[Array], Reads], Array]] = {
     "constant": lambda r, a, c: np.array(r.values).astype(r.dtype.numpy).reshape(r.shape),
     "cast": lambda r, a, c: a[0].astype(r.dtype.numpy),
     "one_plus": lambda r, a, c: np.asarray(np.float32(1) + a[0].astype(np.float32)),
-    "reciprocal": lambda r, a, c: np.asarray(np.float32(1) / a[0].astype(np.float32)),
+    "reciprocal": lambda r, a, c: _reciprocal(a[0]),
     "multiply": lambda r, a, c: np.asarray(a[0].astype(np.float32) * a[1].astype(np.float32)),
-    "maximum": lambda r, a, c: np.asarray(np.maximum(a[0].astype(np.float32), a[1])),
     "reshape": lambda r, a, c: a[0].reshape(r.shape),
     "repeat": lambda r, a, c: np.full(r.shape, a[0], r.dtype.numpy),
     "transform": lambda r, a, c: _transform(r, a[0]),
+    "checked": lambda r, a, c: _checked_by(r, a[0], a[1]),
     **dict.fromkeys(_CHECKS, lambda r, a, c: _checked(r, a[0], c)),
 }

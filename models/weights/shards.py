@@ -20,6 +20,7 @@ from spark_engine.models.checkpoint.tensor_list import Linear, Row, Split
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.weights.recipes import Recipe, constant, part
 from spark_engine.plugins.formats.numpy_codecs import FP8_BLOCK, NVFP4_BLOCK
+from spark_engine.plugins.formats.weight_packing import INT4_GROUP
 from spark_engine.tensors import Array, DType
 
 MOST_RANKS = 8
@@ -210,7 +211,8 @@ def _uneven(config: ModelConfig, ranks: int) -> str:
 
 def _check_blocks(row: Linear, split: Split, scheme: Scheme, shards: Shards) -> None:
     columns = split.axis == 1
-    whole = max(NVFP4_BLOCK, shards.tile) if scheme in FP4 and columns else 1
+    block = INT4_GROUP if scheme.group else NVFP4_BLOCK if scheme in FP4 else 0
+    whole = max(block, shards.tile) if block and columns else 1
     if scheme is Scheme.FP8_BLOCK and (columns or split.length > FP8_BLOCK):
         whole = FP8_BLOCK  # rows within one block share its scale wherever they are cut
     for first, end in Cut(split.axis, split.parts, shards.ranks).ends:

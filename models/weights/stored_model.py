@@ -57,6 +57,11 @@ class Model:
         """True if graphs with drafts can be written."""
         return not self.draft_note
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about the files: what is missing, or not read."""
+        return () if self.checkpoint is None else self.checkpoint.notes
+
     def has(self, name: str) -> bool:
         """True if the file holds the tensor of this name (without prefix)."""
         return self.layout.file_name(name) in self.tensors
@@ -75,6 +80,8 @@ class Model:
         belong to them: of the tensor, of each row, or of blocks of rows."""
         spec = self.tensors[self.layout.file_name(name)]
         recipe = recipes.source(spec.name, spec.dtype, spec.dims)
+        if len(recipe.shape) == 4:  # ModelOpt's scales of blocks, [rows, 1, columns, 1]
+            recipe = recipes.reshape(recipe, recipe.shape[::2])
         stored = self.layout.slices.get(name.rpartition(".")[0])
         if stored is None or recipe.shape in ((), (1,)):
             return recipe

@@ -3,8 +3,11 @@
     codes of FP8 weights    any sign, no NaN
     scale of a whole        finite and above 0: of a tensor, an input, a cache. Zero would wipe the
                             tensor out or divide by zero, and signs belong to the codes
+    scale of an input       of a routed expert: 0 or above. Without calibration it is 0, infinite or
+                            denormal, and is replaced (`borrowed_scales.py`)
     scale of a part         finite and 0 or above: of a row, an FP8 block, an NVFP4 group. Zero says
                             that this part of the tensor is zero, whatever its codes
+    scale of an int4 group  finite; AutoRound gives some a sign
     matrix rounded to bf16  finite in bf16: f32 has its range but for the last 0.4 % (above
                             3.39e38), f16 far less; NaN and infinities were damage before
 
@@ -25,7 +28,13 @@ from spark_engine.tensors import Array, DType
 _NAN = 0x7F  # e4m3's, without the sign; negative codes are above it
 _AT_ONCE = 1 << 18  # bytes
 # The least number with a finite reciprocal that kernels do not flush to zero.
-_LEAST = np.finfo(np.float32).tiny
+# The exponent of infinity and NaN.
+_INFINITE: dict[DType, np.uint16 | np.uint32] = {
+    DType.BF16: np.uint16(0x7F80),
+    DType.F16: np.uint16(0x7C00),
+    DType.F32: np.uint32(0x7F800000),
+}
+LEAST = np.finfo(np.float32).tiny
 U8 = NDArray[np.uint8]
 
 
@@ -37,12 +46,33 @@ def check_codes(name: str, array: Array) -> Array:
     return array
 
 
+def check_finite(name: str, array: Array) -> Array:
+    """Numbers, none infinite or NaN. Raises as `check_codes` does."""
+    if array.dtype == DType.F8E4M3.numpy:
+        return check_codes(name, array)
+    if (infinite := _INFINITE.get(DType.of(array.dtype))) is not None:
+        flat = array.reshape(-1).view(infinite.dtype)
+        for begin in range(0, flat.size, _AT_ONCE):
+            part = flat[begin : begin + _AT_ONCE] & infinite
+            if part.max() == infinite:
+                at = begin + int((part == infinite).argmax())
+                _refuse(name, array, at, "a weight must be a number")
+    return array
+
+
 def check_whole(name: str, array: Array) -> Array:
     """A tensor's scale above 0. Raises as `check_codes` does."""
     wide = array.astype(np.float32).reshape(-1)
-    bad = ~((wide >= _LEAST) & (wide < np.inf))
+    bad = ~((wide >= LEAST) & (wide < np.inf))
     if bad.any():
         _refuse(name, array, int(bad.argmax()), "the scale of a tensor must be finite and above 0")
+    return array
+
+
+def check_input(name: str, array: Array) -> Array:
+    """The scale of an expert's input, 0 or above. Raises as `check_codes` does."""
+    if not array.astype(np.float32).item() >= 0:
+        _refuse(name, array, 0, "the scale of an input must be 0 or above")
     return array
 
 
@@ -56,6 +86,14 @@ def check_part(name: str, array: Array) -> Array:
         at = int(bad.argmax()) if bad.any() else None
     if at is not None:
         _refuse(name, array, at, "the scale of a part must be finite and 0 or above")
+    return array
+
+
+def check_signed(name: str, array: Array) -> Array:
+    """Scales of int4 groups, of any sign. Raises as `check_codes` does."""
+    bad = ~np.isfinite(array.astype(np.float32).reshape(-1))
+    if bad.any():
+        _refuse(name, array, int(bad.argmax()), "the scale of a group must be finite")
     return array
 
 

@@ -14,6 +14,8 @@ import numpy as np
 
 from spark_engine.plugins.formats.weight_packing import (
     U8,
+    U16,
+    U32,
     WIDE,
     WORDS,
     check_scales,
@@ -44,17 +46,18 @@ def arranged(rows: Array, up: bool) -> Array:
     return both.reshape(2, inner // EIGHT, EIGHT, width).swapaxes(0, 1).reshape(-1, width)
 
 
-def pack_codes(rows: U8) -> U8:
-    """NVFP4 codes [N, K/2] (low nibble first): a lane's four words of an m16 tile.
+def pack_codes(rows: U8, words: tuple[U32, ...] = WORDS) -> U8:
+    """4-bit codes [N, K/2] (low nibble first): a lane's four words of an m16 tile.
 
-    Word 2p + r: row g + 8r, the p-th eight k; its bits are placed as nvfp4_decode.cuh takes them.
+    Word 2p + r: row g + 8r, the p-th eight k; its bits are placed as nvfp4_decode.cuh takes them,
+    or with int4's `words` as int4_decode.cuh does.
     """
     whole = pad_columns(rows, KSLAB // 2)
     slabs = whole.shape[1] // (KSLAB // 2)
     pairs = whole.view(np.uint16).reshape(-1, 4, 2, 8, slabs, 4, 2, 2)  # panel m16 r g slab t p
-    words = np.take(WORDS[0], pairs[..., 0])  # several times faster than indexing
-    words |= np.take(WORDS[1], pairs[..., 1])
-    packed = np.ascontiguousarray(words.transpose(0, 4, 1, 3, 5, 6, 2)).view(np.uint8)
+    made = np.take(words[0], pairs[..., 0])  # several times faster than indexing
+    made |= np.take(words[1], pairs[..., 1])
+    packed = np.ascontiguousarray(made.transpose(0, 4, 1, 3, 5, 6, 2)).view(np.uint8)
     return packed.reshape(whole.shape)
 
 
@@ -67,8 +70,21 @@ def pack_scales(rows: U8) -> U8:
     """
     check_scales(rows)
     whole = np.take(WIDE, pad_columns(rows, KSLAB // 16))
-    grid = whole.reshape(-1, 2, 2, 2, 8, whole.shape[1] // 4, 4)  # panel pair m16 r g slab t
-    return np.ascontiguousarray(grid.transpose(0, 5, 1, 4, 6, 2, 3)).reshape(whole.shape)
+    return _by_lanes(whole, 4).reshape(whole.shape)
+
+
+def pack_int4_scales(halves: U16) -> U8:
+    """`int4_halves` [N, K/32]: of two m16 tiles a lane of even t has rows g and g + 8 of the first,
+    the next one those of the second; both lanes read k of one group."""
+    whole = pad_columns(halves.view(np.uint8), KSLAB // 16).view(np.uint16)
+    return _by_lanes(whole, 2).reshape(len(halves), -1)
+
+
+def _by_lanes(scales: Array, groups: int) -> U8:
+    """Scales of `groups` parts of a k-slab, two m16 tiles together."""
+    grid = scales.reshape(-1, 2, 2, 2, 8, scales.shape[1] // groups, groups)
+    # panel pair m16 r g slab group -> panel slab pair g group m16 r
+    return np.ascontiguousarray(grid.transpose(0, 5, 1, 4, 6, 2, 3)).view(np.uint8)
 
 
 def pack_dense(rows: U8) -> U8:

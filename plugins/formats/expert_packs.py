@@ -31,7 +31,7 @@ def _packed(form: Format, name: str, spec: TensorSpec) -> bool:
     if experts is None or name not in ("w13", "w2", "w13_scale", "w2_scale"):
         return False
     if name.endswith("_scale"):
-        return experts.pack_scales is not None and spec.dtype is DType.F8E4M3
+        return experts.pack_scales is not None and spec.dtype is not DType.U8
     whole = experts.pack_scales is not None or spec.dims[2] % 16 == 0
     return spec.dtype is experts.dtype and whole
 

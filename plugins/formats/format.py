@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spark_engine.kernel import Attrs
 from spark_engine.operand import Operand, Role, When
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.formats.numpy_codecs import F32, U8
@@ -37,6 +38,7 @@ class Inputs:
     """How a format quantises activations.
 
     Attributes:
+        quant: its name in the attribute `quant` of fused ops.
         op: the op that does so alone.
         makes: the linear op's operands that it writes.
         quantise: (x f32 [rows,K], static scale f32 [], if it is) -> `makes`.
@@ -46,8 +48,10 @@ class Inputs:
         scale: the operand of the linear op that has the static scale, alone or, where merging joins
             it, times the weight's own scales of rows; "": quantisation is dynamic.
         largest: what a static scale of 1 can represent.
+        attrs: of the op's nodes.
     """
 
+    quant: str
     op: str
     makes: tuple[str, ...]
     quantise: Callable[[F32, F32], tuple[Array, ...]]
@@ -56,6 +60,7 @@ class Inputs:
     decode_body: Callable[[Text, Names, int], str]
     scale: str = ""
     largest: float = 0.0
+    attrs: Attrs = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class Format:
 
     Attributes:
         name: the attribute `format` of `grouped_moe`.
-        op: the linear op.
+        op: the linear op; formats may share one.
         operands: of the linear op; those that merging joins are the weight and its scales.
         bits: of a weight, with the scales that are packed with it.
         quantise: f32 [N,K] -> the weight and its scales, those of rows f32 [N].
@@ -91,6 +96,7 @@ class Format:
         decode_body: (f, values, [N,K]) -> w f32 [N,K], the same.
         rows: the operands that multiply the sum.
         inputs: how activations are quantised; None: they are as they are.
+        attrs: of the linear op's nodes, besides `dtype`.
         experts: how the experts' kernels read it; None: only the CPU serves such experts.
         linear_sizes, expert_sizes: of the ops' cases, by the activations' dtype.
         weights: dtypes of the weights of these linear cases, where the format leaves it open.
@@ -108,6 +114,7 @@ class Format:
     weights: tuple[DType, ...] = ()
     rows: tuple[str, ...] = ()
     inputs: Inputs | None = None
+    attrs: Attrs = field(default_factory=dict)
     experts: ExpertKernels | None = None
 
     @cached_property

@@ -43,14 +43,21 @@ def e2m1_codes(f: Text, x: str) -> str:
     return f("BitwiseOr", f.cast(code, DType.U8), sign)
 
 
-def or_one(f: Text, scale: str) -> str:
+def or_one(f: Text, scale: str, out: str = "") -> str:
     """1 where the f32 `scale` is 0."""
-    return f("Where", f("Equal", scale, 0.0), 1.0, scale)
+    return f("Where", f("Equal", scale, 0.0), 1.0, scale, out=out)
 
 
 def fp8_quantise(f: Text, x: str, scale: str, out: str = "") -> str:
-    """f32 [rows, K] -> e4m3 codes by a scalar scale."""
+    """f32 [rows, K] -> e4m3 codes by one scale, or one of each row."""
     return e4m3(f, f("Div", x, scale), out)
+
+
+def fp8_token_quantise(f: Text, x: str, outs: Sequence[str]) -> tuple[str, str]:
+    """f32 [rows, K] -> (e4m3 codes, f32 scales [rows, 1])."""
+    amax = f("ReduceMax", f("Abs", x), [-1], keepdims=1)
+    scale = or_one(f, f("Div", amax, E4M3_MAX), outs[1])
+    return fp8_quantise(f, x, scale, outs[0]), scale
 
 
 def fp8_block_quantise(f: Text, x: str, width: int, outs: Sequence[str]) -> tuple[str, str]:

@@ -40,6 +40,7 @@ FORMAT = Format(
     decode=_decode,
     decode_body=lambda f, v, shape: ff.fp8_block_weight(f, v["w"], v["w_scale"], shape),
     inputs=Inputs(
+        quant="fp8_block",
         op="fp8_block_quant",
         makes=("xq", "x_scale"),
         quantise=lambda x, scale: numpy_codecs.fp8_block_quantise(x),

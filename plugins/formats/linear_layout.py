@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from spark_engine.plugins.formats.weight_packing import (
     U8,
+    U16,
     U32,
     WIDE,
     WORDS,
@@ -57,8 +58,8 @@ def pack_bytes(rows: U8) -> U8:
     return _by_panels(pad_columns(rows, KSLAB), arrange)
 
 
-def pack_fp4(codes: U8) -> U8:
-    """NVFP4 codes [N, K/2] (low nibble first): a lane's four words of a 16 x 64 tile.
+def pack_fp4(codes: U8, words: tuple[U32, ...] = WORDS) -> U8:
+    """4-bit codes [N, K/2] (low nibble first): a lane's four words of a 16 x 64 tile.
 
     Word 2p + r: row g + 8r, steps 2p and 2p + 1 of k = 16. Its pairs are k 2t, 2t + 1 and
     2t + 8, 2t + 9 of the even step, then of the odd step; a pair is one byte of the checkpoint.
@@ -67,9 +68,9 @@ def pack_fp4(codes: U8) -> U8:
     def arrange(part: U8, m16_tiles: int) -> U8:
         four = part.view(np.uint32).reshape(len(part), -1, 2, 4)  # row, k-slab, p, j of all t
         # Several times faster than indexing.
-        words = np.take(WORDS[0], _zip(four[..., 0], four[..., 1]))
-        words |= np.take(WORDS[1], _zip(four[..., 2], four[..., 3]))
-        lanes = words.reshape(-1, m16_tiles, 2, 8, words.shape[1], 2, 4)
+        made = np.take(words[0], _zip(four[..., 0], four[..., 1]))
+        made |= np.take(words[1], _zip(four[..., 2], four[..., 3]))
+        lanes = made.reshape(-1, m16_tiles, 2, 8, made.shape[1], 2, 4)
         return np.ascontiguousarray(lanes.transpose(0, 4, 1, 3, 6, 5, 2)).view(np.uint8)
 
     return _by_panels(pad_columns(codes, KSLAB // 4), arrange)
@@ -90,10 +91,25 @@ def pack_scales(scales: U8) -> U8:
             np.take(WIDE, part).reshape(len(part), -1, 4).astype(np.uint32), -1, 0
         )
         words = s0 << 4 | s1 << 20 | s2 >> 4 | (s2 & 15) << 28 | (s3 >> 4) << 16 | (s3 & 15) << 12
-        grid = words.reshape(-1, m16_tiles, 2, 8, words.shape[1]).transpose(0, 4, 1, 3, 2)
-        return np.ascontiguousarray(grid).view(np.uint8)
+        return _row_words(words, m16_tiles)
 
     return _by_panels(pad_columns(scales, KSLAB // 32), arrange)
+
+
+def pack_int4_scales(halves: U16) -> U8:
+    """`int4_halves` [N, K/32]: for each row pair g, g + 8 of an m16 tile, two groups each."""
+
+    def arrange(part: U8, m16_tiles: int) -> U8:
+        words: U32 = part.view(np.uint32)
+        return _row_words(words, m16_tiles)
+
+    return _by_panels(pad_columns(halves.view(np.uint8), KSLAB // 32), arrange)
+
+
+def _row_words(words: Array, m16_tiles: int) -> U8:
+    """A word for each row and k-slab, those of rows g and g + 8 together."""
+    grid = words.reshape(-1, m16_tiles, 2, 8, words.shape[1]).transpose(0, 4, 1, 3, 2)
+    return np.ascontiguousarray(grid).view(np.uint8)
 
 
 def pack_step_scales(scales: U8) -> U8:

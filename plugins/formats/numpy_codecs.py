@@ -62,7 +62,7 @@ def unpack(packed: U8) -> U8:
 
 
 def fp8_quantise(x: F32, scale: F32 | np.float32) -> Fp8:
-    """e4m3(x / scale), per tensor."""
+    """e4m3(x / scale), by one scale, or one of each row."""
     return e4m3(np.asarray(x, np.float32) / np.float32(scale))
 
 
@@ -70,6 +70,12 @@ def fp8_weight(w: F32) -> tuple[Fp8, F32]:
     """A weight as (codes, f32 scale = amax/448; 1 for a weight of zeros)."""
     scale = np.asarray(or_one(np.abs(w).max() / np.float32(E4M3_MAX)), np.float32)
     return fp8_quantise(w, scale), scale
+
+
+def fp8_token_quantise(x: F32) -> tuple[Fp8, F32]:
+    """[rows, K] -> codes [rows, K], f32 scales [rows, 1]: amax/448 of a row (1 where that is 0)."""
+    scale = or_one(np.abs(x).max(axis=1, keepdims=True) / np.float32(E4M3_MAX))
+    return fp8_quantise(x, scale), scale
 
 
 def fp8_block_quantise(x: F32) -> tuple[Fp8, F32]:

@@ -69,6 +69,7 @@ W4A4 = replace(
     ),
     rows=("alpha",),
     inputs=Inputs(
+        quant="nvfp4",
         op="nvfp4_quant",
         makes=("xq", "x_scale"),
         quantise=numpy_codecs.nvfp4_quantise,

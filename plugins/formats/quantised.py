@@ -19,12 +19,16 @@ from spark_engine.plugins.formats.registry import FORMATS
 from spark_engine.tensors import Array
 
 _FORMATS = {
-    form.inputs.op.removesuffix("_quant"): (form, form.inputs)
-    for form in FORMATS.values()
-    if form.inputs is not None
+    form.inputs.quant: (form, form.inputs) for form in FORMATS.values() if form.inputs is not None
 }
 QUANTS = ("none", *_FORMATS)
 LEGAL = {"quant": QUANTS}  # `Op.legal`
+
+
+def quant_of(op: str, attrs: Attrs) -> str:
+    """The name in `quant` of a stand-alone quantiser; "" of another op."""
+    given = {name: value for name, value in attrs.items() if value}
+    return next((q for q, (_, i) in _FORMATS.items() if i.op == op and i.attrs == given), "")
 
 
 def takes_scales(attrs: Attrs) -> bool:
@@ -35,7 +39,7 @@ def takes_scales(attrs: Attrs) -> bool:
 def check(node: Named) -> str | None:
     """Why so many results cannot be."""
     quant, n = node.text("quant"), node.number("n")
-    if n < 1 or (n > 1 and quant in ("none", "fp8_block")):
+    if n < 1 or (n > 1 and not takes_scales(node.attrs)):
         return f"n is {n}; {quant} gives one result, the others at least one"
     return None
 
@@ -73,9 +77,10 @@ def chain(
     """`parts`, which make y, then the stand-alone quantisers: before…, [y], after…, quantised…"""
     quant, tail = str(attrs["quant"]), []
     for i in range(0 if quant == "none" else int(attrs["n"])):
-        outs = tuple(f"{part}{i}" for part, _ in zip("qs", _FORMATS[quant][1].makes, strict=False))
+        _, inputs = _FORMATS[quant]
+        outs = tuple(f"{part}{i}" for part, _ in zip("qs", inputs.makes, strict=False))
         scale = (f"scales[{i}]",) if takes_scales(attrs) else ()
-        tail.append(Part(f"{quant}_quant", ("y", *scale), outs))
+        tail.append(Part(inputs.op, ("y", *scale), outs, inputs.attrs))
     kept = ("y",) if attrs["keep"] else ()
     made = tuple(name for part in tail for name in part.outputs)
     return Chain((*parts, *tail), (*before, *kept, *after, *made))

@@ -1,8 +1,9 @@
-"""What the layouts of packed weights share: padding, and the bits of NVFP4 codes and block scales.
+"""What the layouts of packed weights share: padding, and the bits of 4-bit codes and their scales.
 
 A word holds eight codes as four pairs. A rotation and a mask bring a pair's bits to where bf16 has
 sign, exponent and mantissa, so that a kernel dequantises with two instructions a pair
-(nvfp4_decode.cuh, linear_nvfp4_mma.cu). Knows arrays only: no layout, no op and no GPU.
+(nvfp4_decode.cuh, linear_nvfp4_mma.cu; int4_decode.cuh). Knows arrays only: no layout, no op and
+no GPU.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.errors import GraphError
+from spark_engine.tensors import DType
 
 U8 = NDArray[np.uint8]
+U16 = NDArray[np.uint16]
 U32 = NDArray[np.uint32]
+F32 = NDArray[np.float32]
+INT4_GROUP = 32  # codes with one scale and zero
 
 # Where the bits of a code (sign, 2, 1, 0) are in the low half of a bf16: the code · 2^-126.
 _TARGETS = (15, 8, 7, 6)
@@ -57,6 +62,33 @@ def _word_table(j: int) -> U32:
     return word
 
 
+def _int4_table(j: int) -> U32:
+    """The same of int4. Pairs 0 and 2 are the codes; 1 and 3 have a sign and seven magnitudes,
+    those of 2c - 15, before bits that stay; 2 and 3 are a byte away (int4_decode.cuh)."""
+    byte = np.arange(256, dtype=np.uint32)
+    bits = np.zeros(256, np.uint32)
+    for half, code in enumerate((byte & 15, byte >> 4)):
+        below = code < 8
+        signed = np.where(below, 7 - code, code - 8) << 4 | below << 15
+        bits |= (signed if j % 2 else code).astype(np.uint32) << np.uint32(16 * half)
+    return bits >> np.uint32(8) | bits << np.uint32(24) if j >= 2 else bits
+
+
+def int4_halves(scales: F32) -> U16:
+    """int4's `w_scale` [N, 2 · groups] -> [N, groups]: sign, four bits of zero, four of exponent
+    and seven of mantissa, those of bf16 without the exponent's leading 0111.
+
+    The least scale is 2^-15 (of the row's largest, which is in [1/2, 1)), and less is read as that.
+    Raises GraphError for what has no such form.
+    """
+    scale, zero = scales[:, 0::2], scales[:, 1::2]
+    if not (np.abs(scale) <= 1).all() or not np.isin(zero, np.arange(16)).all():
+        raise GraphError("int4 scales beyond 1, or zeros that are no codes: make them by `paired`")
+    least = np.copysign(np.maximum(np.abs(scale), np.float32(2**-15)), scale)
+    bits = least.astype(DType.BF16.numpy).view(np.uint16)
+    return np.asarray((bits & 0x87FF) | zero.astype(np.uint16) << 11, np.uint16)
+
+
 def _both(low: U32, high: U32) -> U32:
     """One table for two bytes, the first in the low half of the index."""
     return (high[:, None] | low[None, :]).reshape(-1)
@@ -71,4 +103,5 @@ def _wide_table() -> U8:
 
 # The bits of two pairs at a time, by their two bytes: half the lookups of a table a pair.
 WORDS = tuple(_both(_word_table(j), _word_table(j + 1)) for j in (0, 2))
+INT4_WORDS = tuple(_both(_int4_table(j), _int4_table(j + 1)) for j in (0, 2))
 WIDE = _wide_table()

@@ -34,11 +34,11 @@ SIZES = {"decode": (1, 4), "prefill": (64, 128), "max_context": 192, "max_seqs":
 LEVELS = ("model", "layer", "op", "text")
 
 
-def built(folder: Path, target: str, kv: str = "auto") -> Path:
+def built(folder: Path, target: str, kv: str = "auto", format: str = "modelopt_mixed") -> Path:
     """An engine of one random checkpoint."""
     checkpoint = folder / "checkpoint"
     if not checkpoint.exists():
-        write_checkpoint(checkpoint, format="modelopt_mixed")
+        write_checkpoint(checkpoint, format=format, moe=format == "gptq")
     options = Options(target=target, kv_dtype=kv, timing=None, **SIZES)  # type: ignore[arg-type]
     build(checkpoint, folder / target, options, lambda text: None)
     return folder / target
@@ -46,9 +46,12 @@ def built(folder: Path, target: str, kv: str = "auto") -> Path:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(HERE is None, reason="no CUDA device")
-def test_a_native_engine_agrees_with_references_and_with_the_cpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("format", ["modelopt_mixed", "gptq", "ct_int4"])
+def test_a_native_engine_agrees_with_references_and_with_the_cpu(
+    tmp_path: Path, format: str
+) -> None:
     assert HERE is not None
-    engine = built(tmp_path, HERE)
+    engine = built(tmp_path, HERE, format=format)
     with pytest.raises(OptionError, match="--against its checkpoint"):
         run_check(engine, None, LEVELS, QUIET)
     for other in (tmp_path / "checkpoint", built(tmp_path, "cpu", "bf16")):

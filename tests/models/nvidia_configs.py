@@ -1,7 +1,8 @@
 """The config files of nvidia/Qwen3.6-27B-NVFP4 and -35B-A3B-NVFP4, generated from their rules.
 
 `pair(model)` gives (config.json, hf_quant_config.json). `folder()` is the folder of the published
-ones; where it exists, a test compares the generated ones with them.
+ones; where it exists, a test compares the generated ones with them. `large(model)` gives those of
+nvidia/Qwen3.5-122B-A10B-NVFP4 and -397B-A17B-NVFP4: W4A4 experts, all else plain by wildcards.
 """
 
 from __future__ import annotations
@@ -96,6 +97,38 @@ _MOE: Json = {
     "shared_expert_intermediate_size": 512,
 }
 
+_LARGE: Json = {
+    "intermediate_size": 1024,
+    "linear_num_value_heads": 64,
+    "moe_intermediate_size": 1024,
+    "num_attention_heads": 32,
+    "shared_expert_intermediate_size": 1024,
+}
+LARGE: dict[str, Json] = {
+    "122B-A10B": {"hidden_size": 3072, "num_hidden_layers": 48},
+    "397B-A17B": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 60,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+    },
+}
+
+
+def large(model: str) -> tuple[Json, Json]:
+    """(config.json, hf_quant_config.json) of "122B-A10B" or "397B-A17B"."""
+    text = _TEXT | _MOE | _LARGE | LARGE[model]
+    layers = text["num_hidden_layers"]
+    text["layer_types"] = (["linear_attention"] * 3 + ["full_attention"]) * (layers // 4)
+    config = _TOP | {"model_type": "qwen3_5_moe", "text_config": text}
+    excluded = ["lm_head", "model.visual*", "mtp*", "model.language_model.embed_tokens*"]
+    for i in range(layers):
+        mixer = "self_attn" if i % 4 == 3 else "linear_attn"
+        p = f"model.language_model.layers.{i}"
+        excluded += [f"{p}.{mixer}*", f"{p}.mlp.gate*", f"{p}.mlp.shared_expert*"]
+    inner = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16}
+    return config, {"quantization": inner | {"exclude_modules": excluded}}
+
 
 def pair(model: str) -> tuple[Json, Json]:
     """(config.json, hf_quant_config.json) of "27B" or "35B-A3B"."""
@@ -121,6 +154,21 @@ def pair(model: str) -> tuple[Json, Json]:
     inner |= {"quantized_layers": quantised, "exclude_modules": excluded}
     producer = {"name": "modelopt", "version": "0.44.0" if moe else "0.45.0"}
     return config, {"producer": producer, "quantization": inner}
+
+
+def w4a4() -> tuple[Json, Json]:
+    """Those of nvidia/Qwen3.8-27B-NVFP4 and RadixArk's, by their published recipe.
+
+    The 3.6's shapes; MLPs and head quantise their inputs to NVFP4 too, and the KV cache is plain.
+    """
+    config, hf = pair("27B")
+    flat, inner = config["quantization_config"], hf["quantization"]
+    for row in (r for r in inner["quantized_layers"].values() if r["quant_algo"] != "FP8"):
+        row["quant_algo"] = "NVFP4"  # of `flat` too: one object
+    group = flat["config_groups"]["group_1"]
+    group["input_activations"] = group["weights"]
+    del flat["kv_cache_scheme"], inner["kv_cache_quant_algo"]
+    return config, hf
 
 
 _DENSE_CLASS = "Qwen3_5ForConditionalGeneration"

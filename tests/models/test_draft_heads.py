@@ -21,7 +21,7 @@ from spark_engine.models.draft_options import DraftOptions
 from spark_engine.models.open_model import describe, open_model
 from spark_engine.models.weights.draft_weights import head_rows
 from spark_engine.models.weights.stored_model import Model
-from tests.checkpoint_files import write_shards
+from tests.checkpoint_files import INT4, write_shards
 from tests.checkpoints import text_config, write_checkpoint
 from tests.models import nvidia_configs
 from tests.models.draft_run import DraftRun
@@ -32,7 +32,7 @@ from tests.oracles import draft_truth
 LIMITS = Limits(2, 64, 4, 160, drafts=2, gdn_ring=4, bias_slots=4, top_logprobs=2)
 MARGIN = 3e-7  # of a rounding decision's border, as in test_parity_oracle.py
 WIDE = {**SMALL, "hidden_size": 128, "moe_intermediate_size": 128}
-ROUNDED = ("fp8", "fp8_block")
+ROUNDED = ("fp8", "fp8_block", "ct_fp8_channel")
 
 
 def _agrees(truth: Path, model: Model, options: DraftOptions | None = None) -> ReferenceEngine:
@@ -64,7 +64,7 @@ def _prompts():  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
-@pytest.mark.parametrize("head", ["bf16", "fp16", "f32", "nvfp4", "ct_nvfp4", *ROUNDED])
+@pytest.mark.parametrize("head", ["bf16", "fp16", "f32", "nvfp4", "ct_nvfp4", *ROUNDED, *INT4])
 def test_a_head_of_any_format_is_read_as_found(tmp_path: Path, head: str, moe: bool) -> None:
     """Whatever the rest is, and whatever the config says: here, that everything is W4A16."""
     split = "fused" if head in ("bf16", "fp16", "f32") else "split"
@@ -74,7 +74,12 @@ def test_a_head_of_any_format_is_read_as_found(tmp_path: Path, head: str, moe: b
     )
     model = open_model(tmp_path)
     assert model.has_drafts and model.layout.draft_prefix == "model."
-    wanted = {"ct_nvfp4": "nvfp4"}.get(head, "plain" if split == "fused" else head)
+    names = {
+        "ct_nvfp4": "nvfp4",
+        "ct_fp8_channel": "fp8_channel",
+        **dict.fromkeys(INT4, "int4_g32"),
+    }
+    wanted = names.get(head, "plain" if split == "fused" else head)
     assert {s.value for s in model.table.drafts.values()} == {wanted}
     assert "mtp.fc" in model.table.drafts and "mtp.fc" not in model.table.modules
     _agrees(tmp_path, model)
@@ -233,6 +238,26 @@ def test_heads_that_are_not_computed(tmp_path: Path) -> None:
     assert "mtp_num_hidden_layers is 0" in _note(tmp_path, mtp_num_hidden_layers=0)
     note = _note(tmp_path, mtp_num_hidden_layers=1, mtp_use_dedicated_embeddings=True)
     assert "mtp_use_dedicated_embeddings is true" in note
+
+
+@pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_a_head_that_config_json_does_not_name(tmp_path: Path, prefix: str, moe: bool) -> None:
+    """Its tensors say that it is there."""
+    write_checkpoint(tmp_path, SMALL, "f32", moe=moe, head_prefix=prefix)
+    named = open_model(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["mtp_num_hidden_layers"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = open_model(tmp_path)
+    assert model.has_drafts and model.config == named.config and model.expected == named.expected
+    assert not describe(config).has_drafts  # without files there are no such tensors
+    stripped = {n: None for n in open_checkpoint(tmp_path).tensors if "mtp." in n}
+    _rewrite(tmp_path, stripped)
+    note = _note(tmp_path)
+    assert note == (
+        "neither config.json (mtp_num_hidden_layers) nor the files (mtp.*) have a draft head"
+    )
 
 
 def _rewrite(path: Path, changes: Mapping[str, NDArray[Any] | None]) -> None:

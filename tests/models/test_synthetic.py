@@ -14,18 +14,27 @@ from spark_engine.builder.plan.options import Options
 from spark_engine.engine_file import open_folder
 from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.files import open_checkpoint
+from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.open_model import describe, open_model
 from spark_engine.models.synthetic import open_synthetic, write_checkpoint
+from spark_engine.models.weights.operands import projection
+from spark_engine.plugins.formats import int4
 from spark_engine.runtime.engine.engine import Engine
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.tensors import DType
 from tests import checkpoints
-from tests.checkpoint_files import write_configs
+from tests.checkpoint_files import INT4, write_configs
 from tests.models import nvidia_configs
 from tests.repository import ROOT
 
-CONFIGS = {"27B": "qwen36-27b", "35B-A3B": "qwen36-35b-a3b"}
-FORMATS = ("modelopt_mixed", "bf16", "fp8_block", "ct_nvfp4_a4")
+CONFIGS = {  # published files, and the folder that describes them in fewer words
+    "qwen36-27b": nvidia_configs.pair("27B"),
+    "qwen36-35b-a3b": nvidia_configs.pair("35B-A3B"),
+    "qwen38-27b": nvidia_configs.w4a4(),
+}
+FORMATS = (
+    *("modelopt_mixed", "bf16", "fp8_block", "ct_nvfp4_a4", "ct_fp8_channel", "gptq", "ct_int4"),
+)
 
 
 def folder(path: Path, format: str, moe: bool, seed: object = 1, head: bool = False) -> Path:
@@ -142,11 +151,12 @@ def test_an_engine_of_drawn_weights_runs_long(tmp_path: Path, moe: bool) -> None
 
 @pytest.mark.parametrize("model", CONFIGS)
 def test_the_benchmarks_configs_are_the_published_ones(model: str) -> None:
-    path = ROOT / "benchmarks" / "configs" / CONFIGS[model]
-    drawn, published = open_model(path), describe(*nvidia_configs.pair(model))
+    path = ROOT / "benchmarks" / "configs" / model
+    drawn, published = open_model(path), describe(*CONFIGS[model])
     assert drawn.tensors == published.tensors
     assert drawn.config == replace(published.config, vision=None)
-    assert dict(drawn.table.modules) == dict(published.table.modules) and drawn.table.kv_fp8
+    assert dict(drawn.table.modules) == dict(published.table.modules)
+    assert drawn.table.kv_fp8 == published.table.kv_fp8 == (model != "qwen38-27b")
     assert drawn.checkpoint is not None
     norm = drawn.checkpoint.read("model.language_model.norm.weight")
     assert norm.dtype == DType.BF16.numpy and np.abs(norm.astype(np.float32)).max() <= 0.101
@@ -159,9 +169,10 @@ def test_a_draft_head_is_drawn_as_declared(tmp_path: Path, format: str, moe: boo
     drawn = folder(tmp_path / "drawn", format, moe, head=True)
     write_checkpoint(open_synthetic(drawn), tmp_path / "written", shard_bytes=200_000)
     plain = format in ("bf16", "modelopt_mixed")
+    wanted = "plain" if plain else "int4_g32" if format in INT4 else format.removeprefix("ct_")
     for model in (open_model(drawn), open_model(tmp_path / "written")):
         schemes = {s.value for s in model.table.drafts.values()}
-        assert model.has_drafts and schemes == {"plain" if plain else format.removeprefix("ct_")}
+        assert model.has_drafts and schemes == {wanted}
         if plain:
             assert len([n for n in model.tensors if n.startswith("mtp.")]) == (19 if moe else 15)
             assert model.checkpoint is not None
@@ -182,3 +193,23 @@ def test_a_seed_that_is_no_number(tmp_path: Path, seed: object) -> None:
 def test_an_unknown_tensor(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no tensor nothing"):
         open_synthetic(folder(tmp_path / "m", "bf16", False)).read("nothing")
+
+
+@pytest.mark.parametrize("name", ["qwen36-27b-int4", "qwen36-35b-a3b-int4"])
+def test_the_int4_configs_are_of_groups_of_128(name: str) -> None:
+    found = open_model(ROOT / "benchmarks" / "configs" / name).table.modules
+    plain = {m.rpartition(".")[2] for m, scheme in found.items() if scheme is Scheme.PLAIN}
+    assert plain == {"in_proj_a", "in_proj_b"}
+    assert set(found.values()) == {Scheme.PLAIN, Scheme.INT4_G128}
+
+
+@pytest.mark.parametrize("format", ["gptq", "ct_int4"])
+def test_int4_weights_have_gain_one(tmp_path: Path, format: str) -> None:
+    model = open_model(folder(tmp_path / "m", format, False))
+    module = "layers.0.mlp.down_proj"
+    found = projection(model, module, model.table[module])
+    assert model.checkpoint is not None
+    parts = [r.evaluate(model.checkpoint) for r in (found.weight, *found.scales.values())]
+    w = int4.FORMAT.decode({"w": parts[0], "w_scale": parts[1]}) * parts[2][:, None]
+    assert np.sqrt((w**2).mean()) == pytest.approx(256**-0.5, rel=0.03)
+    assert abs(w.mean()) < 0.2 * 256**-0.5

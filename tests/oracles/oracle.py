@@ -40,6 +40,7 @@ DTYPES = {
     "BF16": ml_dtypes.bfloat16,
     "F8_E4M3": ml_dtypes.float8_e4m3fn,
     "U8": np.uint8,
+    "I32": np.int32,
     "I64": np.int64,
 }
 
@@ -130,6 +131,12 @@ class _Files:
         return float(self.get(name).reshape(-1)[0])
 
 
+def nibbles(words: NDArray[np.int32], places: Sequence[int] = range(8)) -> F64:
+    """i32 [R, C] -> the codes [R, 8C]; code j of eight is nibble places[j] of a word."""
+    parts = [words.view(np.uint32) >> np.uint32(4 * place) & np.uint32(15) for place in places]
+    return np.stack(parts, axis=-1).reshape(len(words), -1).astype(np.float64)
+
+
 def e2m1_values(packed: NDArray[np.uint8]) -> F64:
     """u8 [N, K/2] -> [N, K]; the low nibble comes first, bit 3 is the sign."""
     codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(packed.shape[0], -1)
@@ -172,15 +179,15 @@ class _Rounder:
         y = x.astype(np.float32) / np.float32(scale)
         return self.nearest(y, E4M3, _row_size(y))
 
-    def fp8_blocks(self, x: F64) -> F64:
-        """e4m3 with one scale per token and 128 columns; dequantised."""
+    def fp8_blocks(self, x: F64, block: int = 128) -> F64:
+        """e4m3 with one scale per token and so many columns; dequantised."""
         out = np.zeros_like(x)
-        for start in range(0, x.shape[1], 128):
-            part = x[:, start : start + 128].astype(np.float32)
+        for start in range(0, x.shape[1], block):
+            part = x[:, start : start + block].astype(np.float32)
             amax = np.abs(part).max(axis=1, keepdims=True)
             scale = np.where(amax > 0, amax / np.float32(E4M3_MAX), np.float32(1))
             y = part / scale
-            out[:, start : start + 128] = self.nearest(y, E4M3, _row_size(y)) * scale
+            out[:, start : start + block] = self.nearest(y, E4M3, _row_size(y)) * scale
         return out
 
     def nvfp4(self, x: F64, scale: float) -> F64:
@@ -213,6 +220,8 @@ class _Net:
     def linear(self, x: F64, module: str) -> F64:
         """x [T, K] through a module of any format -> [T, N]; the format shows in its tensors."""
         tensors = self.files.tensors
+        if f"{module}.qweight" in tensors or f"{module}.weight_zero_point" in tensors:
+            return np.asarray(x @ self.files.once(module, lambda: self._int4(module)).T)
         if f"{module}.weight_packed" in tensors:
             return self._compressed(x, module)
         weight = tensors[f"{module}.weight"]
@@ -224,6 +233,8 @@ class _Net:
         if f"{module}.weight_scale" in tensors:
             rows = self.files.get(f"{module}.weight_scale").reshape(-1, 1)
             w = self.files.once(module, lambda: weight.astype(np.float64) * rows)
+            if f"{module}.input_scale" not in tensors:
+                return np.asarray(self.rounder.fp8_blocks(x, x.shape[1]) @ w.T)
             scale_in = self.files.scalar(f"{module}.input_scale")
             return np.asarray(self.rounder.fp8(x, scale_in) @ w.T * scale_in)
         return np.asarray(x @ self.files.get(f"{module}.weight").T)
@@ -232,6 +243,23 @@ class _Net:
         weight = self.files.tensors[f"{module}.weight"]
         scale = self.files.get(f"{module}.weight_scale_inv")
         return np.asarray(weight.astype(np.float64) * spread(scale, 128, 128, weight.shape))
+
+    def _int4(self, module: str) -> F64:
+        """W [N, K] of GPTQ (first version), AWQ, or compressed-tensors with zero points."""
+        tensors = self.files.tensors
+        if f"{module}.qweight" not in tensors:
+            codes = nibbles(tensors[f"{module}.weight_packed"])
+            zeros = nibbles(tensors[f"{module}.weight_zero_point"].T).T[: len(codes)]
+            scales = self.files.get(f"{module}.weight_scale")
+        else:
+            words, zero_words = tensors[f"{module}.qweight"], tensors[f"{module}.qzeros"]
+            scales = self.files.get(f"{module}.scales").T
+            if words.shape[1] == len(scales):
+                codes, zeros = nibbles(words.T), (nibbles(zero_words) + 1).T % 16
+            else:
+                codes, zeros = (nibbles(w, (0, 4, 1, 5, 2, 6, 3, 7)).T for w in (words, zero_words))
+        columns = codes.shape[1] // scales.shape[1]
+        return (codes - np.repeat(zeros, columns, 1)) * np.repeat(scales, columns, 1)
 
     def _e2m1(self, module: str, stem: str, scale: float) -> F64:
         blocks = np.repeat(self.files.get(f"{module}.weight_scale"), 16, axis=1)

@@ -30,8 +30,8 @@ from tests.solo import Solo
 TOLERANCE = 1e-5  # of the range of the logits
 STATE_TOLERANCE = 2e-5  # of the range of the state; keys of the last layer reach 1.3e-5
 MARGIN = 3e-7  # of the largest magnitude of a row; float32 keeps rows to about 1e-7
-EXACT = ("f32", "bf16", "fp16", "nvfp4", "ct_nvfp4")
-ROUNDED = ("fp8", "fp8_block", "nvfp4_a4", "modelopt_mixed", "ct_nvfp4_a4")
+EXACT = ("f32", "bf16", "fp16", "nvfp4", "ct_nvfp4", "gptq", "awq", "ct_int4")
+ROUNDED = ("fp8", "fp8_block", "nvfp4_a4", "modelopt_mixed", "ct_nvfp4_a4", "ct_fp8_channel")
 SHALLOW = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 OPTIONS = Options(
     decode=(1, 2), prefill=(64, 192), max_context=192, max_seqs=2, kv_dtype="f32", debug=True

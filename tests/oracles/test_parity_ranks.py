@@ -92,3 +92,14 @@ def test_kv_heads_are_shared_and_a_tied_head_is_cut(ranks: int, tmp_path: Path) 
     write_checkpoint(tmp_path / "c", changes, "f32", moe=True, experts="fused")
     (one,) = _runs(tmp_path / "c", 1, _ids(71))
     _agree(one, _runs(tmp_path / "c", ranks, _ids(71)))
+
+
+def test_a_rank_scales_its_part_of_a_token(tmp_path: Path) -> None:
+    """So several round otherwise than one, by steps of e4m3, and all of them alike."""
+    folder = tmp_path / "checkpoint"
+    write_checkpoint(folder, SHALLOW, "ct_fp8_channel", seed=11)
+    (one,), several = (_runs(folder, ranks, _ids(5)) for ranks in (1, 2))
+    truth = np.stack(one.logits)
+    found = np.concatenate([np.stack(solo.logits) for solo in several], axis=1)
+    assert 0 < np.linalg.norm(found - truth) <= 0.15 * np.linalg.norm(truth)
+    assert several[0].tokens == several[1].tokens == [int(row.argmax()) for row in found]

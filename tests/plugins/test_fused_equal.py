@@ -22,7 +22,7 @@ from spark_engine.tensors import Array, DType
 from tests.plugins import one_node
 from tests.plugins.one_node import Node, run_graph
 
-QUANTS = [("fp8", 1), ("fp8", 3), ("fp8_block", 1), ("nvfp4", 1), ("nvfp4", 2)]
+QUANTS = [("fp8", 1), ("fp8", 3), ("fp8_block", 1), ("nvfp4", 1), ("nvfp4", 2), ("fp8_token", 1)]
 F32: Attrs = {"dtype": "f32"}
 
 
@@ -163,11 +163,12 @@ def linear_nodes(kind: str, x: str, w: str, scale: str, y: str) -> list[Node]:
     given = {"x": x, **zipped((o.name for o in form.stored), (w + s for s in SUFFIXES))}
     if form.inputs is not None:
         made = names(f"{y}_q", len(form.inputs.makes))
-        nodes.append(node(form.inputs.op, [x, scale][: 1 + form.static], made))
+        attrs = form.inputs.attrs
+        nodes.append(node(form.inputs.op, [x, scale][: 1 + form.static], made, attrs))
         given |= zipped(form.inputs.makes, made)
     if form.inputs is not None and form.static:
         given[form.inputs.scale] = f"{w}_alpha" if folds(kind) else scale
-    return [*nodes, node(form.op, [given[o.name] for o in form.operands], [y], F32)]
+    return [*nodes, node(form.op, [given[o.name] for o in form.operands], [y], F32 | form.attrs)]
 
 
 def zipped(keys: Iterable[str], values: Iterable[str]) -> dict[str, str]:
@@ -189,7 +190,7 @@ def weight_values(name: str, kind: str, stack: Sequence[Array], expert: int) -> 
 @pytest.mark.parametrize("kind", grouped_moe.PARAMS)
 def test_shared_expert_as_last_expert(kind: str, rows: int) -> None:
     """router with gate + grouped_moe over E experts == E-1 routed, the shared one alone, gate."""
-    experts, top_k, hidden, inner = 5, 2, 144, 48
+    experts, top_k, hidden, inner = 5, 2, 160, 96
     rng = rng_of(kind, rows)
     _, _, _, *params = grouped_moe.arrays(rng, kind, rows, (experts, top_k, hidden, inner))
     named = dict(zip(grouped_moe.PARAMS[kind], params, strict=True))
@@ -235,7 +236,7 @@ def _shared_values(kind: str, named: Mapping[str, Array]) -> dict[str, Array]:
 @pytest.mark.parametrize("kind", grouped_moe.PARAMS)
 def test_merged_linears(kind: str, rows: int) -> None:
     """One linear over concatenated weights == Concat of the separate ones."""
-    widths, k = ((128, 256, 37) if kind == "fp8_block" else (48, 1, 37)), 144
+    widths, k = ((128, 256, 37) if kind == "fp8_block" else (48, 1, 37)), 160
     rng = rng_of("merged", kind, rows)
     values: dict[str, Array] = {"x": random_arrays.normal(rng, rows, k)}
     values["scale"] = np.asarray(random_arrays.positive(rng, low=0.005, high=0.01))

@@ -71,7 +71,7 @@ def _token_operands(op: Op) -> set[str]:
         ("norm_quant", "n", 0, "n is 0"),
         ("act_quant", "act", "gelu", "act is 'gelu', expected silu_mul or sigmoid_gate"),
         ("moe_router", "top_k", 17, r"top_k is 17, expected 1 to 16 \(experts\)"),
-        ("grouped_moe", "format", "int4", "format is 'int4', expected one of dense, fp8"),
+        ("grouped_moe", "format", "int3", "format is 'int3', expected one of dense, fp8"),
     ],
 )
 def test_an_illegal_attribute_is_named(

@@ -1,6 +1,6 @@
 """What a GB10 should do, kernel by kernel. Predicted, not run there.
 
-`python -m benchmarks.rehearsal.gb10.predict` plans both published models for sm_121a without their
+`python -m benchmarks.rehearsal.gb10.predict` plans the models of PLANNED for sm_121a without their
 weights (`weightless_plan`) and predicts every launch: its latency, and the longest of its bytes at
 243 GB/s, its operations at the rates that libraries reach on a GB10, and its multiprocessors' own
 work in cycles (`card_model`). These, and the latency, are fitted to times of an H200
@@ -40,6 +40,10 @@ KNOWN = RESULTS / "decode" / "decode_h200.json"
 # As `benchmarks.rehearsal --part layers` writes it.
 LAUNCHES = REHEARSED / "launches.json.xz"
 ACCEPTANCES = ((0.55, 0.5, 0.45), (0.8, 0.75, 0.7), (0.92, 0.88, 0.84))  # as `time_step` has them
+PLANNED = (
+    *MODELS,
+    "qwen38-27b",
+)  # the last has W4A4 layers, which an H200 never ran as a GB10 does
 NARROW = "bf16"  # states of which decode alone is predicted: the default is f32
 SLOWEST = 3
 LIMIT = 0.10  # of a step that a prediction may err by
@@ -200,9 +204,9 @@ def kept(acceptance: Sequence[float], k: int) -> float:
 
 
 def everything(laws: Laws) -> list[Row]:
-    """The rows of both models: each bucket and rounds of drafts, and decode with narrow states."""
+    """The rows of the models: each bucket and rounds of drafts, and decode with narrow states."""
     found = []
-    for model in MODELS:
+    for model in PLANNED:
         plan = plan_of(CONFIGS / model, options(GB10_TARGET.name))
         known = {"model": model, "state": "f32"}
         found += [known | predicted(bucket, laws) for bucket in plan.values()]

@@ -21,7 +21,10 @@ from spark_engine.models.config.published_values import (
     text_of,
 )
 from spark_engine.models.config.rope import rope_from_hf
+from spark_engine.models.config.unknown_keys import refuse_unknown
 from spark_engine.tensors import DType
+
+MOST_LAYERS = 1024
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,6 @@ class Qwen3_5Config(ModelConfig):
     `mtp_embeddings`: the draft head has a separate embedding.
     """
 
-    mtp_layers: int
     mtp_embeddings: bool
     vision: VisionConfig | None
 
@@ -69,6 +71,8 @@ def read_as(
     """`read` for a family with these keys; `moe` reads those of its experts, if any."""
     text = text_of(config)
     _check_supported(text)
+    refuse_unknown(config, text.row, model_type)
+    rope = rope_from_hf(text.row, config)
     return Qwen3_5Config(
         model_type=model_type,
         nested=is_nested(config),
@@ -76,17 +80,17 @@ def read_as(
         hidden=text.count("hidden_size"),
         vocab=text.count("vocab_size"),
         **_heads(text),
-        rope=rope_from_hf(text.row),
+        rope=rope,
         conv_kernel=text.count("linear_conv_kernel_dim", 4, least=2),  # it keeps one token less
         eps=text.number("rms_norm_eps", 1e-6),
         intermediate=text.count("intermediate_size") if moe is None else None,
         moe=None if moe is None else moe(text),
         tied=is_tied(config, text.row),
-        max_position=text.count("max_position_embeddings", 32768),
+        max_position=max(text.count("max_position_embeddings", 32768), rope.positions),
         dtype=dtype(config, text.row),
         state_dtype=DTYPES.get(str(text.row.get("mamba_ssm_dtype")), DType.F32),
         eos_token_ids=eos_token_ids(generation, text.row, config),
-        mtp_layers=text.count("mtp_num_hidden_layers", 0, least=0),
+        mtp_layers=text.optional("mtp_num_hidden_layers"),
         mtp_embeddings=bool(text.row.get("mtp_use_dedicated_embeddings")),
         vision=_vision(config.get("vision_config")),
     )
@@ -115,7 +119,7 @@ def _check_supported(text: Reader) -> None:
 
 def _layers(text: Reader) -> tuple[str, ...]:
     """layer_types, or the pattern that full_attention_interval defines (default 4)."""
-    total = text.count("num_hidden_layers")
+    total = text.count("num_hidden_layers", most=MOST_LAYERS)
     kinds = text.row.get("layer_types")
     if kinds is None:
         interval = text.count("full_attention_interval", 4)
@@ -157,7 +161,7 @@ def _vision(row: Json | None) -> VisionConfig | None:
         return None
     vision = Reader(row, "config.json: vision_config")
     return VisionConfig(
-        depth=vision.count("depth", 27),
+        depth=vision.count("depth", 27, most=MOST_LAYERS),
         hidden=vision.count("hidden_size", 1152),
         intermediate=vision.count("intermediate_size", 4304),
         out_hidden=vision.count("out_hidden_size", 3584),

@@ -46,6 +46,8 @@ def decoder(c: ModelConfig, mlp: MakeMlp = dense_mlp) -> Decoder:
 
 def draft_head(c: Qwen3_5Config, mlp: MakeMlp = dense_mlp) -> DraftHead | str:
     """The multi-token-prediction head, or the reason why it is absent or unsupported."""
+    if c.mtp_layers is None:
+        return "neither config.json (mtp_num_hidden_layers) nor the files (mtp.*) have a draft head"
     if c.mtp_layers != 1:
         return (
             f"config.json: mtp_num_hidden_layers is {c.mtp_layers}; a draft head of 1 layer is "

@@ -20,7 +20,7 @@ from spark_engine.plugins.tuning.sizes import FAN, Chunks
 from spark_engine.tensors import DType
 
 DIMS = (32, 64, 128, 256)
-COLUMNS = 8  # heads of a group, padded
+COLUMNS = 8  # heads of a group, padded; more heads of a kv head are several groups
 RESIDENT = 12  # warps of a multiprocessor, at most: 170 registers a thread
 TYPICAL = 1024  # tokens of a row, for predicted costs
 COPIES = 2  # quantised copies of a launch, at most
@@ -38,6 +38,13 @@ DECODED = Kernel("paged_decode", ARGS, early=Early(lets=True))
 def sizes(node: Node) -> Sizes:
     """The node's attributes and the size of its pages."""
     return sizes_of(node.attrs, node.dim("page"))
+
+
+def grouped_sizes(node: Node) -> Sizes:
+    """`sizes` with groups of at most COLUMNS query heads as kv heads: each reads its keys anew."""
+    s = sizes(node)
+    parts = next(n for n in range(1, s.group + 1) if s.group % n == 0 and s.group // n <= COLUMNS)
+    return replace(s, kv_heads=parts * s.kv_heads)
 
 
 def token_bytes(s: Sizes) -> int:
@@ -88,13 +95,13 @@ def refuse_decode(node: Node, size: Chunks) -> str | None:
 
 
 def refuse_group(node: Node, size: Chunks) -> str | None:
-    """Why neither decode nor round kernels take the node, or None: its group, copies or pages, or a
-    size for other targets."""
+    """Why neither decode nor round kernels take the node, or None: its copies or pages, or a size
+    for other targets."""
     s = sizes(node)
-    if s.group > COLUMNS:
-        return f"{s.group} heads share a kv head, more than {COLUMNS}"
     if node.attrs.get("quant") == "fp8_block" and s.dim % 128:
         return f"heads of {s.dim} columns do not come in 128-column blocks of fp8_block"
+    if node.attrs.get("quant") == "fp8_token":
+        return "the heads of a token are in several blocks, and fp8_token has one scale for all"
     if node.number("n") > COPIES:
         return f"{node.number('n')} quantised copies; at most {COPIES} are written"
     if size.large != node.target.large_shared:
@@ -127,7 +134,7 @@ def _shape(s: Sizes, most: int) -> tuple[int, int, int]:
 
 def plan_decode(node: Node, size: Chunks) -> Plan:
     """A grid of the resident blocks; scratch memory for the partial sums of every chunk."""
-    s, rows, target = sizes(node), node.dim("rows"), node.target
+    s, rows, target = grouped_sizes(node), node.dim("rows"), node.target
     warps, stages, shared = _shape(s, size.warps)
     each = shared + ROW * rows + 1024  # the hardware reserves 1 KiB a block
     blocks = min(RESIDENT // size.warps, (target.shared_bytes + 1024) // each)
@@ -159,9 +166,10 @@ def with_sums(node: Node, sums: int, groups: int) -> Node:
 
 
 def epilogue(node: Node) -> dict[str, int]:
-    """The macros of the epilogue, attention_merge.cuh."""
-    fused = "quant" in node.attrs
+    """The macros of the epilogue, attention_merge.cuh, and of its groups of heads."""
+    fused, groups = "quant" in node.attrs, grouped_sizes(node).kv_heads
     return {
+        **({"HEAD_GROUPS": groups} if groups > sizes(node).kv_heads else {}),
         "FUSED": fused,
         "KEEP": node.number("keep") if fused else 1,
         "QUANT": QUANTS.index(node.text("quant")) if fused else 0,
@@ -172,7 +180,7 @@ def epilogue(node: Node) -> dict[str, int]:
 def cost_decode(node: Node, size: Chunks) -> float:
     """Seconds for rows of TYPICAL tokens: the latency of a warp, or all bytes and each wave of work
     items; then the merges. Fitted to measurements after a launch that fills the GPU."""
-    s, rows, target = sizes(node), node.dim("rows"), node.target
+    s, rows, target = grouped_sizes(node), node.dim("rows"), node.target
     length = min(node.dim("MP") * s.page, TYPICAL)
     chunks = max(1, (length + size.tokens // 2) // size.tokens)
     merges = 3e-6 * ((chunks > 1) + (chunks > FAN))

@@ -2,8 +2,9 @@
 // (split-KV, as FlashDecoding).
 //
 // Work: a row of length n is cut into equal chunks of a size that depends on n alone; a work item
-// is (row, chunk, kv head). The grid is the number of resident blocks; each block lists the items
-// from `starts` and strides over them. The block of a row's last chunk appends the key and value.
+// is (row, chunk, group of heads): those of a kv head, or, where more than eight share one, a part
+// of them. The grid is the number of resident blocks; each block lists the items from `starts` and
+// strides over them. The block of a row's last chunk appends the key and value.
 // Block: each warp has a ring of 16-token tiles, which it fills by cp.async, so the loop over
 // tokens needs no block barrier.
 // Merge: a block's warps through shared memory; the chunks of a (row, kv head) in groups of eight
@@ -56,13 +57,13 @@ DEVICE void list_rows(Block& b, const int* slots, const int* starts, const int* 
 
 DEVICE WorkItem item_at(int index, const Row* list, int rows) {
   WorkItem u;
-  int at = index / KV_HEADS, low = 0, high = rows;
+  int at = index / HEAD_GROUPS, low = 0, high = rows;
   while (high - low > 1) {
     int middle = (low + high) / 2;
     if (list[middle].before <= at) low = middle;
     else high = middle;
   }
-  u.row = low, u.head = index % KV_HEADS, u.chunk = at - list[low].before;
+  u.row = low, u.head = index % HEAD_GROUPS, u.chunk = at - list[low].before;
   u.chunks = list[low + 1].before - list[low].before;
   u.slot = list[low].slot, u.length = list[low].length;
   u.begin = u.chunk * list[low].chunk;
@@ -113,7 +114,7 @@ DEVICE TileStream start_stream(Block& b, const WorkItem& u, const u8* keys, cons
   int first = u.begin + 16 * warp;
   int tiles = first < u.end ? (u.end - first + 16 * WARPS - 1) / (16 * WARPS) : 0;
   TileStream stream{keys,  values, pages,        shared_address(b.arena[warp]),
-                    first, tiles,  u.length - 1, u.head,
+                    first, tiles,  u.length - 1, u.head / GROUPS_OF_KV,
                     lane,  0};
 #pragma unroll
   for (int i = 0; i < STAGES; i++) {
@@ -148,8 +149,8 @@ DEVICE void prepare(Block& b, const WorkItem& u, const u16* qkv, const Constants
   for (int i = 0; i < ITEMS_PER_WARP; i++) {
     int item = warp + i * WARPS;
     int from = item < GQA_GROUP    ? (u.head * GQA_GROUP + item) * 2 * D
-               : item == GQA_GROUP ? Q_END + u.head * D
-                                   : K_END + u.head * D;
+               : item == GQA_GROUP ? Q_END + u.head / GROUPS_OF_KV * D
+                                   : K_END + u.head / GROUPS_OF_KV * D;
     if (i == 0 || item < items) raws[i] = load_raw(token + from, lane);  // in bounds; no store_sums
   }
   int page = table[at / PAGE];
@@ -169,7 +170,8 @@ DEVICE void prepare(Block& b, const WorkItem& u, const u16* qkv, const Constants
       int which = item - GQA_GROUP;
       Stored s = encode(h, KV_FP8 ? kv_scale[which] : 1.0f);
       put(b.fresh[which], s, lane);
-      put((which ? values : keys) + page_offset(page, u.head, at), s, lane);
+      if (u.head % GROUPS_OF_KV != 0) continue;  // another group stores it
+      put((which ? values : keys) + page_offset(page, u.head / GROUPS_OF_KV, at), s, lane);
     }
   }
 }
@@ -189,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   constexpr bool SCALED = QUANT == 1 || QUANT == 3;
   if (SCALED && threadIdx.x < COPIES) b.scales[threadIdx.x] = scales[threadIdx.x];
   list_rows(b, slots, starts, counts, rows, warp, lane);
-  int items = b.rows[rows].before * KV_HEADS;
+  int items = b.rows[rows].before * HEAD_GROUPS;
   int index = blockIdx.x;
   WorkItem u = {};
   TileStream stream = {};
@@ -225,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     store_sums(b, x, warp, 0, lane);
     __syncthreads();
     WorkItem done = item_at(index, b.rows, rows);  // again: cheaper than registers through the loop
-    const i64 at = index, first = at - (i64)done.chunk * KV_HEADS;
+    const i64 at = index, first = at - (i64)done.chunk * HEAD_GROUPS;
     float scale = KV_FP8 ? kv_scale[1] : 1.0f;
     merge_warps(b, done, 0, scale, out, gate, sums + at * QUADS, tallies + at * GQA_GROUP * 2);
     __syncthreads();

@@ -6,11 +6,16 @@
 // in shared memory has a row for each token. The index of a 16-byte chunk is XOR-ed with the row,
 // so eight rows of one column are in eight bank groups.
 // Macros: HEADS, KV_HEADS, HEAD_DIM, HALF (rotary pairs), PAGE (tokens, a power of two), KV_FP8
-// (pages hold e4m3 codes of value / scale, else bf16), EPS.
+// (pages hold e4m3 codes of value / scale, else bf16), EPS; HEAD_GROUPS, if given: groups of query
+// heads that are computed apart, several of a kv head.
 #pragma once
 #include "common/numeric.cuh"
 
-constexpr int D = HEAD_DIM, VEC = D / 32, GQA_GROUP = HEADS / KV_HEADS;
+#ifndef HEAD_GROUPS
+#define HEAD_GROUPS KV_HEADS
+#endif
+constexpr int GROUPS_OF_KV = HEAD_GROUPS / KV_HEADS;  // that share a kv head
+constexpr int D = HEAD_DIM, VEC = D / 32, GQA_GROUP = HEADS / HEAD_GROUPS;
 constexpr int ROW = D * (KV_FP8 ? 1 : 2);  // bytes of one token of one kv head
 constexpr int Q_END = 2 * HEADS * D, K_END = Q_END + KV_HEADS * D, WIDTH = K_END + KV_HEADS * D;
 static_assert(D % 32 == 0 && HALF % VEC == 0 && 2 * HALF <= D, "rotary pairs split across lanes");

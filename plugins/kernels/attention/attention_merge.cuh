@@ -15,14 +15,14 @@
 #define TOKENS 1
 #define READERS WARPS
 #define MERGE_BATCH 1
-#define CHUNK_STRIDE KV_HEADS  // places of partial sums from a chunk to the next
+#define CHUNK_STRIDE HEAD_GROUPS  // places of partial sums from a chunk to the next
 #endif
 
 constexpr int TILE = 16 * ROW;           // bytes of 16 tokens' keys
 constexpr int RING = STAGES * 2 * TILE;  // bytes of one warp's ring
 constexpr int PITCH = D + 8;             // elements of a query row: rows in distinct banks
 constexpr int WIDE = D + 4;              // floats of an accumulator row, likewise
-constexpr int COLUMNS = 8;               // heads of a GQA group, padded to n8
+constexpr int COLUMNS = 8;               // heads of a group, padded to n8
 constexpr int FAN = 8;
 static_assert(MOST_CHUNKS <= FAN * FAN, "groups of FAN chunks are merged by one more merge");
 constexpr int QUADS = GQA_GROUP * (D / 4);  // pieces of four dimensions of a group's heads
@@ -180,14 +180,14 @@ DEVICE bool arrive_last(Block& b, int* counter, int expected) {
 }
 
 // The merge after a work item of a row of several chunks. `sums`, `tallies`: of the row's first
-// chunk. Counters of a (row, kv head): arrived groups, then the arrived chunks of each group.
+// chunk. Counters of a row and its group of heads: arrived FANs, then the arrived chunks of each.
 DEVICE void merge_row(Block& b, const WorkItem& u, float scale, const Out& out, float4* sums,
                       float2* tallies, int* arrivals) {
   int group = u.chunk / FAN, groups = (u.chunks + FAN - 1) / FAN;
   int count = min(FAN, u.chunks - group * FAN);
-  int* counters = arrivals + (u.row * KV_HEADS + u.head) * (FAN + 1);
+  int* counters = arrivals + (u.row * HEAD_GROUPS + u.head) * (FAN + 1);
   if (!arrive_last(b, counters + 1 + group, count)) return;
-  const i64 first = (i64)group * FAN * KV_HEADS;
+  const i64 first = (i64)group * FAN * HEAD_GROUPS;
   merge_parts(u, count, 1, scale, out, sums + first * QUADS, tallies + first * GQA_GROUP * 2,
               groups == 1);
   if (groups == 1 || !arrive_last(b, counters, groups)) return;

@@ -1,5 +1,5 @@
 // Runs: neighbouring queries of a row with chunks of one size. Each block of attention_round_mma.cu
-// lists all runs; a work item is (run, chunk, kv head).
+// lists all runs; a work item is (run, chunk, group of heads).
 // Macros: those of attention_merge.cuh.
 #pragma once
 #include "attention/attention_online_softmax.cuh"
@@ -97,14 +97,14 @@ struct Item : WorkItem {
 
 DEVICE Item item_at(int index, const Row* list, int rows) {
   Item u;
-  int at = index / KV_HEADS, low = 0, high = rows * RUNS;
+  int at = index / HEAD_GROUPS, low = 0, high = rows * RUNS;
   while (high - low > 1) {
     int middle = (low + high) / 2;
     if (list[middle].before <= at) low = middle;
     else high = middle;
   }
   int bits = list[low].chunk;
-  u.run = low, u.row = low / RUNS, u.head = index % KV_HEADS, u.chunk = at - list[low].before;
+  u.run = low, u.row = low / RUNS, u.head = index % HEAD_GROUPS, u.chunk = at - list[low].before;
   u.slot = list[low].slot, u.length = list[low].length;
   u.size = (bits & 0xfffff) << 6, u.first = bits >> 20 & 15, u.queries = bits >> 24 & 15;
   u.appends = bits >> 28, u.chunks = chunks_of(u.length, u.size);

@@ -20,6 +20,7 @@ from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
     TYPICAL,
     UNFUSED,
     epilogue,
+    grouped_sizes,
     most_warps,
     pages_macros,
     readers_of,
@@ -103,7 +104,7 @@ def _shape(s: Sizes, target: Target, most: int, queries: int) -> Shape:
 
 def plan(node: Node, size: Shared) -> Plan:
     """A grid of the resident blocks; scratch memory for the partial sums of every chunk."""
-    s, rows, target = sizes(node), node.dim("rows"), node.target
+    s, rows, target = grouped_sizes(node), node.dim("rows"), node.target
     chunks, queries = size.chunks, size.queries
     shape = _shape(s, target, chunks.warps, queries)
     readers, shared = shape.readers, shape.shared
@@ -142,7 +143,7 @@ def _resident(target: Target, most: int, warps: int, queries: int, shared: int) 
 
 def cost(node: Node, size: Shared) -> float:
     """Seconds, as of one token; every run reads its row again."""
-    s, rows, target = sizes(node), node.dim("rows"), node.target
+    s, rows, target = grouped_sizes(node), node.dim("rows"), node.target
     chunk, most, queries = size.chunks.tokens, size.chunks.warps, size.queries
     length = min(node.dim("MP") * s.page, TYPICAL)
     chunks = max(1, (length + chunk // 2) // chunk)

@@ -37,7 +37,7 @@ DEVICE void prepare(Block& b, const Item& u, const u16* qkv, const float* q_norm
       int item = min(base + i * WARPS, items - 1), made = item - heads;
       int t = made < 0 ? u.first + item / GQA_GROUP : oldest + made / 2;
       int from = made < 0 ? (u.head * GQA_GROUP + item % GQA_GROUP) * 2 * D
-                          : (made & 1 ? K_END : Q_END) + u.head * D;
+                          : (made & 1 ? K_END : Q_END) + u.head / GROUPS_OF_KV * D;
       raws[i] = load_raw(token + (i64)t * WIDTH + from, lane);
     }
 #pragma unroll
@@ -56,8 +56,8 @@ DEVICE void prepare(Block& b, const Item& u, const u16* qkv, const float* q_norm
       } else {
         Stored s = encode(h, KV_FP8 ? kv_scale[which] : 1.0f);
         put(b.fresh[2 * t + which], s, lane);
-        if (u.appends) {
-          i64 to = page_offset(pages[(start + t) / PAGE], u.head, start + t);
+        if (u.appends && u.head % GROUPS_OF_KV == 0) {
+          i64 to = page_offset(pages[(start + t) / PAGE], u.head / GROUPS_OF_KV, start + t);
           put((which ? values : keys) + to, s, lane);
         }
       }
@@ -78,7 +78,7 @@ DEVICE void merge_item(Block& b, const Item& done, Sums& x, float scale, const O
       WorkItem query = done.query(n);
       if (done.chunk >= query.chunks) continue;
       uint2 gate = query.chunks == 1 ? gate_of(query, out.qkv, threadIdx.x) : uint2{};
-      const i64 at = ((i64)query.row * KV_HEADS + done.head) * parts + done.chunk;
+      const i64 at = ((i64)query.row * HEAD_GROUPS + done.head) * parts + done.chunk;
       merge_warps(b, query, n - base, scale, out, gate, sums + at * QUADS,
                   tallies + at * GQA_GROUP * 2);
     }
@@ -86,19 +86,19 @@ DEVICE void merge_item(Block& b, const Item& done, Sums& x, float scale, const O
   }
 }
 
-// The merge after a work item of a run of several chunks. Counters of a (run, kv head): arrived
-// groups, then the arrived chunks of each group.
+// The merge after a work item of a run of several chunks. Counters of a run and its group of heads:
+// arrived FANs, then the arrived chunks of each.
 DEVICE void merge_run(Block& b, const Item& u, float scale, const Out& out, float4* sums,
                       float2* tallies, int* arrivals, int parts) {
   int group = u.chunk / FAN, groups = (u.chunks + FAN - 1) / FAN;
-  int* counters = arrivals + (u.run * KV_HEADS + u.head) * (FAN + 1);
+  int* counters = arrivals + (u.run * HEAD_GROUPS + u.head) * (FAN + 1);
   if (!arrive_last(b, counters + 1 + group, min(FAN, u.chunks - group * FAN))) return;
 #pragma unroll 1
   for (int q = 0; q < u.queries; q++) {
     WorkItem query = u.query(q);
     int count = min(FAN, query.chunks - group * FAN);
     if (query.chunks == 1 || count < 1) continue;
-    const i64 at = ((i64)query.row * KV_HEADS + u.head) * parts + group * FAN;
+    const i64 at = ((i64)query.row * HEAD_GROUPS + u.head) * parts + group * FAN;
     merge_parts(query, count, 1, scale, out, sums + at * QUADS, tallies + at * GQA_GROUP * 2,
                 query.chunks <= FAN);
   }
@@ -107,7 +107,7 @@ DEVICE void merge_run(Block& b, const Item& u, float scale, const Out& out, floa
   for (int q = 0; q < u.queries; q++) {
     WorkItem query = u.query(q);
     if (query.chunks <= FAN) continue;
-    const i64 at = ((i64)query.row * KV_HEADS + u.head) * parts;
+    const i64 at = ((i64)query.row * HEAD_GROUPS + u.head) * parts;
     merge_parts(query, (query.chunks + FAN - 1) / FAN, FAN, scale, out, sums + at * QUADS,
                 tallies + at * GQA_GROUP * 2, true);
   }
@@ -129,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   constexpr bool SCALED = QUANT == 1 || QUANT == 3;
   if (SCALED && threadIdx.x < COPIES) b.scales[threadIdx.x] = scales[threadIdx.x];
   list_runs(b, slots, starts, counts, rows, warp, lane);
-  int items = b.rows[rows * RUNS].before * KV_HEADS;
+  int items = b.rows[rows * RUNS].before * HEAD_GROUPS;
   int index = blockIdx.x;
   Item u = {};
   TileStream stream = {keys, values};

@@ -84,7 +84,7 @@ DEVICE TileStream start_stream(Block& b, const Item& u, const u8* keys, const u8
                     tiles,
                     most,
                     u.start(),
-                    u.head,
+                    u.head / GROUPS_OF_KV,
                     0};
 #pragma unroll
   for (int i = 0; i < IN_FLIGHT; i++) {

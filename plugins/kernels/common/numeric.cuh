@@ -40,6 +40,22 @@ DEVICE u32 mul_bf16x2(u32 a, u32 b) {
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
   return product;
 }
+DEVICE u32 sub_bf16x2(u32 a, u32 b) {
+  u32 difference;
+  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
+  return difference;
+}
+// (word & keep) | add in one instruction.
+DEVICE u32 kept_or(u32 word, u32 keep, u32 add) {
+  u32 r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(word), "r"(keep), "r"(add));
+  return r;
+}
+DEVICE u32 fma_bf16x2(u32 a, u32 b, u32 c) {
+  u32 sum;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
 
 // ---- e4m3: saturating at ±448; NaN stays NaN ---------------------------------------------------
 DEVICE u16 to_e4m3x2(float low, float high) {
@@ -69,6 +85,11 @@ DEVICE u32 to_e2m1(float x) {
   u32 code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) +
              (a > 5.0f);
   return code | (x < 0.0f ? 8u : 0u);
+}
+DEVICE float from_e2m1(u32 code) {
+  const u32 m = code & 7;
+  const float size = m < 4 ? 0.5f * m : m < 6 ? m - 2.0f : 2.0f * m - 8.0f;
+  return code & 8 ? -size : size;
 }
 
 DEVICE float minus_infinity() { return __int_as_float(0xff800000); }

@@ -4,7 +4,8 @@
 // Lanes of a warp hold neighbouring columns, from a multiple of 256: a 128-wide block is half a
 // warp and a 16-wide one two lanes. All lanes of a warp call together.
 // Macros: K (columns a row; K % 8 = 0, nvfp4: 16), KEEP (1: y itself is stored), QUANT (0 none, 1
-// fp8, 2 fp8_block, 3 nvfp4), COPIES (with a scale each; fp8_block has none and one copy).
+// fp8, 2 fp8_block, 3 nvfp4, 4 fp8_token), COPIES (with a scale each; fp8_block and fp8_token have
+// none and one copy). Of fp8_token a block has whole rows, and asks for `token_scale` first.
 #pragma once
 #include "common/numeric.cuh"
 
@@ -51,6 +52,35 @@ DEVICE void emit_fp8_block(const float (&y)[8], i64 row, int column, u8* q, floa
   if (live) *(uint2*)(q + row * K + column) = codes;
   if (live && column % 128 == 0) s[row * ((K + 127) / 128) + column / 128] = scale;
 }
+#if QUANT == 4
+// The scale of a row of which a thread has COUNT times eight columns: its largest, once rounded to
+// bf16, / 448. `room`: a float a warp; the caller synchronises before it uses them again.
+template <int N_THREADS, int COUNT>
+DEVICE float token_scale(const float (&y)[COUNT][8], float* room) {
+  float top = 0.0f;
+#pragma unroll
+  for (int v = 0; v < COUNT; v++) {
+    float rounded[8];
+    unpack8(pack8(y[v]), rounded);
+    top = fmaxf(top, largest(rounded));
+  }
+  top = lanes_max<32>(top);
+  __syncthreads();  // `room` may hold what is still read
+  if (lane_id() == 0) room[threadIdx.x / 32] = top;
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < N_THREADS / 32; w++) top = fmaxf(top, room[w]);
+  return top == 0.0f ? 1.0f : top / 448.0f;
+}
+// Of y · root · w, which y becomes.
+template <int N_THREADS, int COUNT>
+DEVICE float normed_scale(float (&y)[COUNT][8], float root, const float (&w)[COUNT][8],
+                          float* room) {
+#pragma unroll
+  for (int i = 0; i < COUNT * 8; i++) y[i / 8][i % 8] *= root * w[i / 8][i % 8];
+  return token_scale<N_THREADS>(y, room);
+}
+#endif
 DEVICE void emit_nvfp4(const float (&y)[8], i64 at, float input_scale, u8* q, u8* s, bool live) {
   float gain = 1.0f / input_scale;
   u8 code = to_e4m3(lanes_max<2>(largest(y)) / 6.0f * gain);
@@ -62,7 +92,8 @@ DEVICE void emit_nvfp4(const float (&y)[8], i64 at, float input_scale, u8* q, u8
   if (live && at % 16 == 0) s[at / 16] = code;
 }
 
-// y is rounded to bf16 first, as if it had been stored and read again.
+// y is rounded to bf16 first, as if it had been stored and read again. `scales`: of the copies, or
+// of the token.
 DEVICE void emit(float (&y)[8], i64 row, int column, bool live, const float* scales,
                  QUANT_OUTPUTS) {
   const i64 at = row * K + column;
@@ -77,6 +108,9 @@ DEVICE void emit(float (&y)[8], i64 row, int column, bool live, const float* sca
   for (int i = 0; i < COPIES; i++) emit_fp8(y, at, scales[i], q[i], live);
 #elif QUANT == 2
   emit_fp8_block(y, row, column, q0, (float*)s0, live);
+#elif QUANT == 4
+  emit_fp8(y, at, scales[0], q0, live);
+  if (live && column == 0) ((float*)s0)[row] = scales[0];
 #elif QUANT == 3
   u8* const q[4] = {q0, q1, q2, q3};
   u8* const s[4] = {s0, s1, s2, s3};

@@ -11,6 +11,7 @@ from spark_engine.tensors import DType, TensorSpec
 
 VECTOR = 8  # bf16 values of one 16-byte load
 MOST_COPIES = 4
+MOST_THREADS = 1024
 # `QUANT_OUTPUTS`: y, then (codes, scales) of four copies.
 OUTPUTS = "y? q0? s0? q1? s1? q2? s2? q3? s3?"
 LAUNCH_SECONDS = 2e-6  # of a launch within a graph that moves no bytes
@@ -48,6 +49,13 @@ def macros(node: Node, columns: int, **more: int | float) -> dict[str, int | flo
 def whole_warps(threads: int) -> int:
     """`threads` rounded up to a multiple of 32."""
     return -(-threads // 32) * 32
+
+
+def threads_of(k: int) -> tuple[int, int]:
+    """(threads, vectors of a thread) of a block with a row: one vector a thread while they do."""
+    vectors = -(-k // VECTOR)
+    each = -(-vectors // MOST_THREADS)
+    return whole_warps(-(-vectors // each)), each
 
 
 def seconds(specs: Iterable[TensorSpec], made_bytes: int, target: Target) -> float:

@@ -1,15 +1,24 @@
 // The store of a GEMM with A and B swapped: a D fragment of mma.sync has weights as its 16 rows and
 // tokens as its 8 columns; y [m, n] has tokens as rows.
 //
-// Macros: OUT_BF16, RAGGED (n % 16; if 0, bf16 is stored in pairs, transposed in registers).
+// Macros: OUT_BF16, RAGGED (n % 16; if 0, bf16 is stored in pairs, transposed in registers),
+// BY_TOKEN, if given (`p` has token_scales too, f32 [m], which a fragment is multiplied by).
 #pragma once
 #include "common/numeric.cuh"
 
 // s: the fragment of weight rows n0 … n0 + 15 and tokens m0 … m0 + 7, factors applied; `p` has m
 // and n. CHECKED: n is compared too.
 template <bool CHECKED = RAGGED, class Problem>
-DEVICE void store_fragment(const Problem& p, void* y, int n0, int m0, const float (&s)[4]) {
+DEVICE void store_fragment(const Problem& p, void* y, int n0, int m0, const float (&sums)[4]) {
   const int g = lane_id() >> 2, t = lane_id() & 3;
+#ifdef BY_TOKEN
+  const int token = m0 + 2 * t;
+  const float first = token < p.m ? p.token_scales[token] : 0.0f;
+  const float second = token + 1 < p.m ? p.token_scales[token + 1] : 0.0f;
+  const float s[4] = {sums[0] * first, sums[1] * second, sums[2] * first, sums[3] * second};
+#else
+  const float (&s)[4] = sums;
+#endif
   if constexpr (CHECKED) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -7,10 +7,15 @@
 // tile in x; a tile that saves writes its own. DRAFTS: the state is a ring by position, of which a
 // round writes its own columns only.
 // Macros: TILE, TAPS, DRAFTS, SEGMENT, ALIGNED (rows of x start at a multiple of four columns),
-// WORDS (bf16 is widened once and rounded by pairs; the same bits, a seventh less time).
+// WORDS (bf16 is widened once and rounded by pairs; the same bits, a seventh less time), BLOCKS, if
+// given (of a multiprocessor).
 // 8192 tokens of 10240 channels, H200: 149 to 190 us, floor 78. Measured variants:
 // benchmarks/log/delta_rule/causal_conv_fma.md.
 #include "delta_rule/delta_rule.cuh"
+
+#ifndef BLOCKS
+#define BLOCKS (TILE == 1 ? 10 : 1)
+#endif
 
 // Four neighbouring columns of x; its rows start anywhere unless ALIGNED.
 DEVICE act4 columns(const act* p) {
@@ -111,7 +116,7 @@ DEVICE void leave(act* kept, const Begin& b, int end) {
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
+extern "C" __global__ void __launch_bounds__(128, BLOCKS)
     causal_conv(const act* x, int x_width, int channels, const float* weight, const act* state_in,
                 act* state_out, const int* slots, const int* starts, const int* counts,
                 const int* sources, const int* saves, act* __restrict__ c, int rows) {

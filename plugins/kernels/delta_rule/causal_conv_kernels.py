@@ -50,6 +50,8 @@ def plan(node: Node, words: bool = False) -> Plan:
     }
     if words:
         macros["WORDS"] = 1
+    if tile == 1 and not macros["DRAFTS"] and not node.target.large_shared:
+        macros["BLOCKS"] = 9  # a multiprocessor: ten leave too few registers there
     grid = (-(-channels // CHANNELS), rows, tile // segment)
     launch = KERNEL.launch(node, grid, 128, macros, width=width, channels=channels, rows=rows)
     return node.plan(launch)

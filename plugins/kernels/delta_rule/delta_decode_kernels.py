@@ -140,6 +140,8 @@ def _refuse_ends(p: Problem, node: Node) -> str | None:
         return f"rows of {width} columns are not read four at a time"
     if p.quant == "fp8_block" and p.value_dim != 128:
         return f"a head of {p.value_dim} columns is not one 128-column block of fp8_block"
+    if p.quant == "fp8_token":
+        return "the heads of a token are in several blocks, and fp8_token has one scale for all"
     if p.copies > COPIES:
         return f"{p.copies} quantised copies; at most {COPIES} are written"
     return None

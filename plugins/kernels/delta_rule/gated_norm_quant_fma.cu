@@ -43,5 +43,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const float root = rsqrtf(total / DIM + (float)(EPS));
 #pragma unroll
   for (int i = 0; i < 8; i++) y[i] = y[i] * root * w[i] * fast_silu(z[i]);
+#if QUANT == 4
+  const float token = token_scale<THREADS>((const float (&)[1][8])y, partial);
+  scales = &token;
+#endif
   emit(y, row, column, live, scales, QUANT_ARGS);
 }

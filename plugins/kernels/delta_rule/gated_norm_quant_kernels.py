@@ -14,8 +14,11 @@ KERNEL = Kernel("gated_norm_quant", f"o packed weight scales? {rq.OUTPUTS}")
 SCALE_COLUMNS = 128  # of fp8_block; a block of threads begins at a multiple of it too
 
 
-def _columns(k: int, dim: int) -> int:
+def _columns(node: Node) -> int:
     """Columns of a block: whole heads and whole scales of fp8_block, or the whole row."""
+    k, dim = node.shape("K", "Dv")
+    if node.text("quant") == "fp8_token":
+        return k
     least = math.lcm(dim, SCALE_COLUMNS)
     return min(k, max(CHUNK // least, 1) * least)
 
@@ -24,14 +27,14 @@ def _refuse(node: Node) -> str | None:
     k, dim = node.shape("K", "Dv")
     if dim % rq.VECTOR:
         return f"a head of {dim} columns; 16-byte loads want a multiple of {rq.VECTOR}"
-    if (columns := _columns(k, dim)) > MOST:
+    if (columns := _columns(node)) > MOST:
         return f"heads of {dim} need blocks of {columns} columns; at most {MOST} fit"
     return rq.refuse_rows((node["o"], node["packed"]), k) or rq.refuse_copies(node)
 
 
 def _plan(node: Node) -> Plan:
     rows, k, dim, width = node.shape("tokens", "K", "Dv", "X")
-    offset, columns = node.number("offset"), _columns(k, dim)
+    offset, columns = node.number("offset"), _columns(node)
     threads = rq.whole_warps(columns // rq.VECTOR)
     macros = rq.macros(
         node,

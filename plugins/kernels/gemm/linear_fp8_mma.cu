@@ -1,4 +1,5 @@
 // FP8 linear layer: y[m, n] = (x_scale · w_scale[n]) · Σ_k xq[m, k] · w[n, k], both sides e4m3.
+// With BY_TOKEN x_scale is f32 [m], of each token, which the launch before writes.
 // This file is the format alone; the kernels are stream-K or, with SKINNY, the skinny GEMM.
 //
 // The 16 bytes that a lane loads are the four registers of its fragment: nothing is dequantised.
@@ -28,6 +29,14 @@ DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   mma_e4m3(d, a, b0, b1);
 }
 
+#ifdef BY_TOKEN
+#define TOKEN_SCALES , x_scale
+#define FACTOR(row) w_scale[row]
+#else
+#define TOKEN_SCALES
+#define FACTOR(row) *x_scale* w_scale[row]
+#endif
+
 #ifdef SKINNY
 #include "gemm/skinny_gemm.cuh"
 
@@ -35,8 +44,8 @@ DYNAMIC_SHARED(fp8_linear_skinny, SHARED);
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     fp8_linear_skinny(const u8* x, const u8* w, const float* x_scale, const float* w_scale, void* y,
                       int m, int n, int k, int each) {
-  const Problem p = {x, w, nullptr, m, n, k};
-  skinny_gemm(p, y, each, [=](int row) { return *x_scale * w_scale[row]; });
+  const Problem p = {x, w, nullptr, m, n, k TOKEN_SCALES};
+  skinny_gemm(p, y, each, [=](int row) { return FACTOR(row); });
 }
 #else
 #include "gemm/stream_k/stream_k_gemm.cuh"
@@ -45,7 +54,7 @@ DYNAMIC_SHARED(fp8_linear, SHARED);
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
     fp8_linear(const u8* x, const u8* w, const float* x_scale, const float* w_scale, void* y,
                float* partial, u32* arrived, int m, int n, int k) {
-  const Problem p = {x, w, nullptr, partial, arrived, m, n, k};
-  stream_k_gemm(p, y, [=](int row) { return *x_scale * w_scale[row]; });
+  const Problem p = {x, w, nullptr, partial, arrived, m, n, k TOKEN_SCALES};
+  stream_k_gemm(p, y, [=](int row) { return FACTOR(row); });
 }
 #endif

@@ -23,4 +23,5 @@ SERVED: Mapping[str, tuple[tuple[Candidate, ...], Mapping[str, Pack]]] = {
     "fp8_block": (linear_fp8_block_kernels.CANDIDATES, linear_fp8_block_kernels.PACKS),
     "nvfp4": (linear_nvfp4_kernels.CANDIDATES, linear_nvfp4_kernels.PACKS),
     "nvfp4_a4": (linear_nvfp4_a4_kernels.CANDIDATES, linear_nvfp4_a4_kernels.PACKS),
+    "int4": (linear_nvfp4_kernels.INT4_CANDIDATES, linear_nvfp4_kernels.INT4_PACKS),
 }

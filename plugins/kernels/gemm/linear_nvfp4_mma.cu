@@ -35,12 +35,10 @@ DEVICE void decode(u32 word, u32 even, u32 odd, u32& e0, u32& e2, u32& o0, u32& 
   o2 = mul_bf16x2((turn<12>(word) & 0x80C080C0) | ((word << 4) & 0x01000100), odd);
 }
 
-// (word & keep) | add in one instruction: the constants must come from registers.
+// One instruction: the constants must come from registers.
 DEVICE u32 masked_or(u32 word, u32 keep, u32 add) {
-  u32 r;
   asm volatile("" : "+r"(keep), "+r"(add));
-  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(word), "r"(keep), "r"(add));
-  return r;
+  return kept_or(word, keep, add);
 }
 
 // Four block scales -> bf16 pairs of each, · 2^119. A scale is held as 5 bits of exponent and 3 of
@@ -83,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     nvfp4_linear_skinny(const u8* x, const u8* w, const u8* w_scale, const float* w_scale2, void* y,
                         int m, int n, int k, int each) {
   const Problem p = {x, w, w_scale, m, n, k};
-  skinny_gemm(p, y, each, [=](int row) { return w_scale2[row] * NVFP4_REST; });
+  skinny_gemm(p, y, each, [=](int row) { return w_scale2[row] * CODES_REST; });
 }
 #else
 #include "gemm/stream_k/stream_k_gemm.cuh"
@@ -93,6 +91,6 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
     nvfp4_linear(const u8* x, const u8* w, const u8* w_scale, const float* w_scale2, void* y,
                  float* partial, u32* arrived, int m, int n, int k) {
   const Problem p = {x, w, w_scale, partial, arrived, m, n, k};
-  stream_k_gemm(p, y, [=](int row) { return w_scale2[row] * NVFP4_REST; });
+  stream_k_gemm(p, y, [=](int row) { return w_scale2[row] * CODES_REST; });
 }
 #endif

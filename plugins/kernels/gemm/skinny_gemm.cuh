@@ -40,6 +40,9 @@ struct Problem {
   const u8* w;
   const u8* scales;
   int m, n, k;
+#ifdef BY_TOKEN
+  const float* token_scales;  // [m]
+#endif
   const float* x_scales;  // [m, k-slabs] and [⌈n / 128⌉, k-slabs] with SLAB_SCALES
   const float* w_scales;
 };

@@ -85,7 +85,7 @@ def choose(problem: Problem, form: StreamKForm, target: Target) -> SkinnyConfig:
     each = _each(problem, target, splits)
     # 16 warps to decode; of 8, each has more memory
     wide = target.large_shared and form.weight_bits == 4
-    wk, wn = (16, 1) if wide and each <= _HELD else (8, 2 if wide else 1)
+    wk, wn = (16, 1) if wide and each <= form.held else (8, 2 if wide else 1)
     return fill(SkinnyConfig(splits, each, wk, wn), problem, form, target)
 
 
@@ -157,6 +157,8 @@ def plan(node: Node, config: SkinnyConfig, problem: Problem, form: StreamKForm) 
         "OUT_BF16": node.text("dtype") == "bf16",
         "RAGGED": problem.n % M16 != 0,
     }
+    if node.number("by_token"):
+        macros["BY_TOKEN"] = 1
 
     def shared(stages: int) -> int:
         ring = stages * config.chunk * form.m16_slab_bytes

@@ -40,7 +40,7 @@ def _sum_and_norm(node: Node, combine: Launch) -> Launch:
     """moe_norm in the place of moe_combine."""
     _, _, parts, _ = combine.args
     hidden, chosen = node.shape("H", "k")
-    threads, vectors = norm_quant_kernels.threads_of(hidden)
+    threads, vectors = rq.threads_of(hidden)
     numbers = {"THREADS": threads, "VECS": vectors, "K1": chosen}
     macros = rq.macros(node, hidden, **numbers, EPS=node.real("eps"))
     return KERNEL.launch(node, combine.grid, threads, macros, parts=parts)

@@ -51,7 +51,7 @@ def _refuse(node: Node, algorithm: str, ops: Ops) -> str | None:
 def _plan(node: Node, algorithm: str) -> Plan:
     ranks, sms = node.number("ranks"), node.target.sms
     rows, k = node.shape("tokens", "H")
-    threads, vectors = norm_quant_kernels.threads_of(k)
+    threads, vectors = rq.threads_of(k)
     numbers = {"THREADS": threads, "VECS": vectors, "RANKS": ranks}
     numbers |= {"ALGORITHM": collectives.ALGORITHMS.index(algorithm)}
     macros = rq.macros(node, k, **numbers, EPS=node.real("eps"))

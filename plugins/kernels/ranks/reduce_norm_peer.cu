@@ -96,10 +96,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       sum[i] = add_residual(y[v], other, squares);
     }
     const float root = rsqrtf(block_sum<THREADS>(squares, partial) / K + (float)(EPS));
+#if QUANT == 4
+    known[0] = normed_scale<THREADS>(y, root, w, partial);
+#endif
 #pragma unroll
     for (int v = 0; v < VECS; v++) {
+#if QUANT != 4
 #pragma unroll
       for (int e = 0; e < 8; e++) y[v][e] *= root * w[v][e];
+#endif
       emit(y[v], row, COLUMN(v), COLUMN(v) < K, known, QUANT_ARGS);
     }
     __syncthreads();  // before the next row's sums overwrite `partial`

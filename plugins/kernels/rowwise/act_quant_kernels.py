@@ -11,6 +11,7 @@ from spark_engine.plugins.launch import Candidate, Kernel, Node, Whole
 from spark_engine.tensors import TensorSpec
 
 THREADS = 256
+MOST_TOKEN = 4 * rq.MOST_THREADS * rq.VECTOR  # columns of a row that one block takes
 _ACT = {"none": 0, "silu_mul": 1, "sigmoid_gate": 2}
 ACT_QUANT = Kernel("act_quant", f"x qkv? scales? {rq.OUTPUTS}", early=Early(begins=True, lets=True))
 
@@ -28,6 +29,8 @@ def _activations(node: Node) -> tuple[TensorSpec, ...]:
 def _refuse(node: Node) -> str | None:
     _, k = _rows(node)
     reason = rq.refuse_rows(_activations(node), k) or rq.refuse_copies(node)
+    if reason is None and node.text("quant") == "fp8_token" and k > MOST_TOKEN:
+        return f"a row of {k} does not fit the registers of a block; at most {MOST_TOKEN} do"
     if reason is None and "qkv" in node:
         widths = ("head_dim", node.number("head_dim")), ("qkv's row", node["qkv"].dims[1])
         for what, value in widths:
@@ -39,11 +42,13 @@ def _refuse(node: Node) -> str | None:
 def _plan(node: Node) -> Plan:
     rows, k = _rows(node)
     threads = min(THREADS, rq.whole_warps(-(-k // rq.VECTOR)))
-    chunks = -(-k // (threads * rq.VECTOR))
-    gates = {}
+    chunks, more = -(-k // (threads * rq.VECTOR)), dict[str, int]()
+    if node.text("quant") == "fp8_token":
+        threads, more["VECS"] = rq.threads_of(k)
+        chunks = 1
     if "qkv" in node:
-        gates = {"HEAD_DIM": node.number("head_dim"), "QKV": node["qkv"].dims[1]}
-    macros = rq.macros(node, k, THREADS=threads, ACT=_ACT[node.text("act")], **gates)
+        more |= {"HEAD_DIM": node.number("head_dim"), "QKV": node["qkv"].dims[1]}
+    macros = rq.macros(node, k, THREADS=threads, ACT=_ACT[node.text("act")], **more)
     return node.plan(ACT_QUANT.launch(node, (chunks, rows), threads, macros))
 
 

@@ -6,20 +6,13 @@ from spark_engine.kernel import Attrs, Plan
 from spark_engine.plugins.kernels.common import row_quant as rq
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 
-MOST_THREADS, MOST_VECTORS = 1024, 2
+MOST_VECTORS = 2
 KERNEL = Kernel("norm_quant", f"x weight residual? scales? sum? {rq.OUTPUTS}")
-
-
-def threads_of(k: int) -> tuple[int, int]:
-    """(threads, vectors of a thread) of a row: one vector a thread, up to 1024 threads."""
-    vectors = -(-k // rq.VECTOR)
-    each = -(-vectors // MOST_THREADS)
-    return rq.whole_warps(-(-vectors // each)), each
 
 
 def _refuse(node: Node) -> str | None:
     k = node.dim("K")
-    most = MOST_THREADS * MOST_VECTORS * rq.VECTOR
+    most = rq.MOST_THREADS * MOST_VECTORS * rq.VECTOR
     if k > most:
         return f"a row of {k} does not fit the registers of a block; at most {most} do"
     used = [node[name] for name in ("x", "residual") if name in node]
@@ -28,7 +21,7 @@ def _refuse(node: Node) -> str | None:
 
 def _plan(node: Node) -> Plan:
     rows, k = node.shape("tokens", "K")
-    threads, vectors = threads_of(k)
+    threads, vectors = rq.threads_of(k)
     numbers = {"THREADS": threads, "VECS": vectors, "ADD": node.number("add")}
     macros = rq.macros(node, k, **numbers, EPS=node.real("eps"))
     return node.plan(KERNEL.launch(node, rows, threads, macros))

@@ -109,8 +109,9 @@ def _case(form: Format, dtype: DType, size: tuple[int, int, int], weight: DType 
         return tuple(values[operand.name] for operand in form.operands)
 
     rtol = rtol_of(dtype)
-    label = f"{m}x{n}x{k} {weight} {dtype}" if weight else f"{m}x{n}x{k} {dtype}"
-    return Case(label, {"dtype": dtype.value}, arrays, rtol, rtol, bench=m == 65)
+    label = " ".join(map(str, (f"{m}x{n}x{k}", *form.attrs, *([weight] if weight else []), dtype)))
+    attrs: Attrs = {"dtype": dtype.value, **form.attrs}
+    return Case(label, attrs, arrays, rtol, rtol, bench=m == 65)
 
 
 def _cases(form: Format) -> Iterator[Case]:
@@ -119,34 +120,49 @@ def _cases(form: Format) -> Iterator[Case]:
         yield _case(form, dtype, size, weight)
 
 
-def op_of(form: Format) -> Op:
-    """The linear op of a format."""
+def op_of(forms: tuple[Format, ...]) -> Op:
+    """The linear op of a format, or of several that differ in its nodes' attributes."""
+    form = forms[0]
     names = tuple(operand.name for operand in form.operands)
+    each = dict.fromkeys(o for same in zip(*(f.operands for f in forms), strict=True) for o in same)
 
     def reference(attrs: Attrs, given: tuple[Array, ...]) -> tuple[Array, ...]:
         """`product`, cast once."""
-        y = product(form, dict(zip(names, given, strict=True)))
+        y = product(_form(forms, attrs), dict(zip(names, given, strict=True)))
         return (y.astype(activation(attrs).numpy),)
 
     def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
         """`fragment`, cast once."""
         f, (n, k) = Text(), op.named(attrs, specs).shape("N", "K")
-        values = {operand.name: readable(f, operand, operand.name) for operand in form.operands}
-        f.cast(fragment(f, form, values, (n, k)), activation(attrs), "y")
+        own = _form(forms, attrs)
+        values = {operand.name: readable(f, operand, operand.name) for operand in own.operands}
+        f.cast(fragment(f, own, values, (n, k)), activation(attrs), "y")
         return f.function(form.op, names, ("y",))
 
     op = Op(
         name=form.op,
-        operands=form.operands,
+        operands=tuple(each),
         results=(Result("y", "A[tokens,N]"),),
-        attrs={"dtype": None},
-        format=form.name,
+        attrs={"dtype": None, **{name: 0 for f in forms for name in f.attrs}},
         legal=LEGAL,
         reference=reference,
         body=body,
-        cases=tuple(_cases(form)),
+        cases=tuple(case for f in forms for case in _cases(f)),
     )
     return serve(op, *SERVED.get(form.name, ((), {})))
 
 
-OPS = tuple(map(op_of, FORMATS.values()))
+def _form(forms: tuple[Format, ...], attrs: Attrs) -> Format:
+    """That of a node."""
+    return next(f for f in reversed(forms) if all(attrs.get(n) == v for n, v in f.attrs.items()))
+
+
+def format_of(op: str, attrs: Attrs) -> str:
+    """The weights' format of a node of a linear op; of another node the op."""
+    return _form(BY_OP[op], attrs).name if op in BY_OP else op
+
+
+BY_OP = {
+    each.op: tuple(f for f in FORMATS.values() if f.op == each.op) for each in FORMATS.values()
+}
+OPS = tuple(map(op_of, BY_OP.values()))

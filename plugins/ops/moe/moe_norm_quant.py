@@ -101,6 +101,7 @@ CASES = (
     _case("fp8", 7, (5, 3, 48, 32), "fp8"),
     _case("fp8_block", 7, (3, 2, 256, 128), "fp8_block", keep=1),
     _case("fp8_block", 1, (4, 2, 128, 128), "fp8_block"),
+    _case("fp8_channel", 7, (4, 2, 64, 48), "fp8_token", keep=1),
     _case("nvfp4", 3, (4, 2, 64, 32), "fp8", keep=1, dtype=DType.BF16),
 )
 

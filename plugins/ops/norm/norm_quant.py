@@ -114,6 +114,8 @@ CASES = (
     _case(7, 48, "nvfp4", n=2, add=1, bench=True),
     _case(1, 16, "nvfp4", keep=1),
     _case(3, 64, "none", add=1, keep=1),
+    _case(7, 200, "fp8_token", add=1, keep=1),
+    _case(1, 8200, "fp8_token"),
     _case(3, 128, "fp8", add=1, keep=1, dtype=DType.BF16),
     _case(3, 128, "nvfp4", add=1, dtype=DType.BF16),
 )

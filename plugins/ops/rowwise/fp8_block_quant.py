@@ -60,7 +60,7 @@ OP = serve(
         reference=reference,
         body=body,
         cases=CASES,
-        quantises="fp8_block",
+        quantises=True,
     ),
     act_quant_kernels.CANDIDATES,
     whole=act_quant_kernels.alone("none", "fp8_block"),

@@ -1,6 +1,7 @@
-"""Static per-tensor FP8 quantisation: f8 = e4m3(clamp(x / scale, ±448)).
+"""FP8 quantisation: f8 = e4m3(clamp(x / scale, ±448)), by one scale for all tokens or `by_token`.
 
-`scale` is the checkpoint's input_scale, amax/448 of calibration (TensorRT Model Optimizer).
+`scale` is the checkpoint's input_scale, amax/448 of calibration (TensorRT Model Optimizer). That of
+a token is its own amax/448 (1 if 0), a result (compressed-tensors' FP8_DYNAMIC).
 """
 
 from __future__ import annotations
@@ -8,58 +9,69 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
-from spark_engine.operand import Operand, Result, Role
+from spark_engine.operand import Operand, Result, Role, When
 from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.formats import numpy_codecs
-from spark_engine.plugins.formats.format_fragments import fp8_quantise
+from spark_engine.plugins.formats.format_fragments import fp8_quantise, fp8_token_quantise
+from spark_engine.plugins.formats.quantised import quant_of
 from spark_engine.plugins.kernels.rowwise import act_quant_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.tensors import Array, DType, TensorSpec
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    """(x, scale) -> (codes,)."""
-    x, scale = (a.astype(np.float32) for a in arrays)
-    return (numpy_codecs.fp8_quantise(x, scale),)
+    """(x, [scale]) -> (codes, [x_scale])."""
+    x, *scale = (a.astype(np.float32) for a in arrays)
+    return (numpy_codecs.fp8_quantise(x, *scale),) if scale else numpy_codecs.fp8_token_quantise(x)
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Divide, clamp, cast."""
     f = Text()
+    if attrs.get("by_token"):
+        fp8_token_quantise(f, widen(f, "x"), ("codes", "x_scale"))
+        return f.function("fp8_quant", ("x",), ("codes", "x_scale"))
     fp8_quantise(f, widen(f, "x"), "scale", "codes")
     return f.function("fp8_quant", ("x", "scale"), ("codes",))
 
 
-def _inputs(rows: int, width: int, dtype: DType = DType.F32) -> Inputs:
+def _inputs(rows: int, width: int, dtype: DType = DType.F32, scaled: bool = True) -> Inputs:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
         x = random_arrays.awkward(rng, rows, width, dtype)
-        return x, np.asarray(rng.uniform(0.01, 1), np.float32)
+        return (x, np.asarray(rng.uniform(0.01, 1), np.float32)) if scaled else (x,)
 
     return make
 
 
 NAN_ROW = random_arrays.ignore_rows(5)
+_TOKEN: Attrs = {"by_token": 1}
 CASES = (
     Case("one row", {}, _inputs(1, 64)),
     Case("awkward values, odd width", {}, _inputs(7, 37), ignore=NAN_ROW),
     Case("many rows", {}, _inputs(65, 256), ignore=NAN_ROW, bench=True),
     Case("bf16", {}, _inputs(6, 64, DType.BF16), ignore=NAN_ROW),
+    Case("by token", _TOKEN, _inputs(1, 64, scaled=False)),
+    Case("by token, odd width", _TOKEN, _inputs(7, 37, scaled=False), ignore=NAN_ROW),
+    Case("by token, wide bf16", _TOKEN, _inputs(6, 17408, DType.BF16, False), ignore=NAN_ROW),
 )
 
 OP = serve(
     Op(
         name="fp8_quant",
-        operands=(operands.x(), Operand("scale", Role.SCALE, "f32[]")),
-        results=(Result("codes", "f8[tokens,K]"),),
-        attrs={},
+        operands=(operands.x(), Operand("scale", Role.SCALE, "f32[]", When("by_token", (0,)))),
+        results=(
+            Result("codes", "f8[tokens,K]"),
+            Result("x_scale", "f32[tokens,1]", When("by_token")),
+        ),
+        attrs={"by_token": 0},
         reference=reference,
         body=body,
         cases=CASES,
-        quantises="fp8",
+        quantises=True,
     ),
     act_quant_kernels.CANDIDATES,
-    whole=act_quant_kernels.alone("none", "fp8"),
-    called={"scale": "scales", "codes": "q0"},
+    whole=lambda attrs: act_quant_kernels.alone("none", quant_of("fp8_quant", attrs))(attrs),
+    called={"scale": "scales", "codes": "q0", "x_scale": "s0"},
 )

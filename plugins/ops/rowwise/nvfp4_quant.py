@@ -61,7 +61,7 @@ OP = serve(
         reference=reference,
         body=body,
         cases=CASES,
-        quantises="nvfp4",
+        quantises=True,
     ),
     act_quant_kernels.CANDIDATES,
     whole=act_quant_kernels.alone("none", "nvfp4"),

@@ -66,6 +66,17 @@ class TestAmounts:
         assert (found.cold, found.warm) == (32 * 64 + 4 + 4 * 32, (64.0, 64.0))
         assert (found.ops, found.kind) == (2 * 8 * 32 * 64, "e4m3")
 
+    def test_of_two_codes_a_byte_both_are_multiplied(self) -> None:
+        """The second operand is a scale of the activations, not the weight."""
+        x, w = (
+            (spec("u8", 9, 64), spec("f8e4m3", 9, 8)),
+            (spec("u8", 32, 64), spec("f8e4m3", 32, 8)),
+        )
+        ins, op = (*x, *w, spec("f32", 32)), REGISTRY["nvfp4_linear_a4"]
+        outs, cold = (spec("bf16", 9, 32),), frozenset({2, 3, 4})
+        found = amounts(NodeWork(op.name, op, {"dtype": "bf16"}, ins, outs, cold))
+        assert (found.ops, found.kind) == (2 * 16 * 32 * 128, "nvfp4")
+
     @pytest.mark.parametrize(("tokens", "hit"), [(1, 2), (2, 3)])
     def test_experts_are_read_as_tokens_hit_them(self, tokens: int, hit: int) -> None:
         """A token hits two of four experts, a second token one more; the shared one is added."""

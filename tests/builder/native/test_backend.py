@@ -63,7 +63,9 @@ def test_a_compiled_engine_is_whole(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("uncompiled")
-@pytest.mark.parametrize("format", ["bf16", "modelopt_mixed", "nvfp4_a4", "fp8_block"])
+@pytest.mark.parametrize(
+    "format", ["bf16", "modelopt_mixed", "nvfp4_a4", "fp8_block", "ct_fp8_channel"]
+)
 @pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
 def test_every_launch_names_what_exists(folder: Path, target: str, format: str) -> None:
     config = WHOLE_BLOCKS if format == "fp8_block" else HEADS

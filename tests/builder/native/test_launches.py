@@ -20,7 +20,7 @@ from tests.builder.empty_cubins import built  # noqa: E402
 from tests.models.test_synthetic import folder as drawn  # noqa: E402
 from tests.repository import ROOT, files  # noqa: E402
 
-FORMATS = ("tiny", "bf16", "modelopt_mixed", "nvfp4_a4")
+FORMATS = ("tiny", "bf16", "modelopt_mixed", "nvfp4_a4", "gptq")
 
 
 @pytest.fixture(scope="module")

@@ -28,11 +28,11 @@ SIZES: dict[str, Any] = {"decode": (1, 4), "prefill": (64,), "max_seqs": 4, "max
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
 def test_blocks_that_no_head_fills_are_refused_in_a_few_lines(tmp_path: Path, target: str) -> None:
-    """And the remedy that the message names is one."""
+    """No GPU serves this size, and the remedy that the message names is one."""
     write_checkpoint(tmp_path / "checkpoint", format="fp8_block")
     with pytest.raises(OptionError) as refused:
         build(tmp_path / "checkpoint", tmp_path / "e", Options(target, **SIZES), lambda text: None)
-    first, *lines, last = str(refused.value).splitlines()
+    first, *lines, attention, gdn, last = str(refused.value).splitlines()
     assert first == f"--target {target}: no CUDA tactic yet for attention_decode, gdn_decode"
     where, values, reason, other = lines[:4]
     assert where == (
@@ -47,9 +47,12 @@ def test_blocks_that_no_head_fills_are_refused_in_a_few_lines(tmp_path: Path, ta
     assert other.startswith("    rows are of 1 tokens, not of 2 to 8 (round_128_8_by_1, ")
     assert len(lines) == 7 and "a head of 32 columns is not one" in lines[-1]
     assert "(nodes: 3, buckets: 2)" in lines[4]
-    assert last == (
-        "use --target cpu; --no-fuse leaves attention_decode, gdn_decode in parts that may have one"
+    assert attention == (
+        "no GPU target serves attention_decode of this size: "
+        "heads of 64 columns do not come in 128-column blocks of fp8_block"
     )
+    assert gdn.startswith("no GPU target serves gdn_decode of this size: ")
+    assert last == "--no-fuse leaves attention_decode, gdn_decode in parts that may have one"
     options = Options(target, **SIZES, fuse=False)
     build(tmp_path / "checkpoint", tmp_path / "e", options, lambda text: None)
     assert (tmp_path / "e").is_dir()
@@ -66,5 +69,5 @@ def test_an_operator_without_kernels_is_named_with_its_operands() -> None:
     assert str(refused.value).splitlines()[1:] == [
         "  Mul: twice in decode_b2 (nodes: 1, buckets: 1)",
         "    hidden f32 [2, 8], hidden f32 [2, 8]",
-        "use --target cpu",
+        "no GPU target serves Mul of this size",
     ]

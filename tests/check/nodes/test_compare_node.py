@@ -84,6 +84,20 @@ def test_a_residual_hides_nothing() -> None:
     assert first and not total and "differs from its reference by" in total.reason
 
 
+def test_codes_count_by_what_they_mean() -> None:
+    """One scale a token, and two of 128 columns: codes half as large with scales twice as large."""
+    values = RNG.standard_normal((40, 256))
+    for blocks in (1, 2):
+        scale = np.full((40, blocks), 0.01, np.float32)
+        step = ReferenceStep("n", "quantiser", None, {}, ("x",), ("codes", "scale"))
+        want = (values / 0.01).astype(ml_dtypes.float8_e4m3fn)
+        half = (values / 0.02).astype(ml_dtypes.float8_e4m3fn)
+        recorded = Recorded(step, (values,), (want, scale))
+        for codes, right in ((half, True), (want, False)):
+            found = next(compare_node(recorded, (codes, 2 * scale), MASKS, LIMITS))
+            assert bool(found) is right, (blocks, found)
+
+
 def test_a_router_may_take_one_expert_for_another_that_is_as_good() -> None:
     """And not others altogether: a launch of one token would have no other to give it away."""
     step = ReferenceStep("n", "moe_router", None, {}, ("x", "w"), ("ids", "weights"))

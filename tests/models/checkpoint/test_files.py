@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint.files import INDEX, SINGLE, open_checkpoint
+from spark_engine.models.checkpoint.files import MOST_JSON, open_checkpoint
+from spark_engine.models.checkpoint.weight_files import INDEX, SINGLE
 from tests.checkpoint_files import write_safetensors, write_shards
 from tests.checkpoints import Written, write_checkpoint
 
@@ -90,7 +91,10 @@ FILE_FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "negative": (_write(_raw({"a": _row("F32", [-2], 0, 8)}, b"")), "integer `-2`"),
     "true": (_write(_raw({"a": _row("U8", [True], 0, 1)}, b"1")), "boolean `true`"),
     "unknown dtype": (_write(_raw({"a": _row("F9", [8], 0, 8)}, bytes(8))), "variant `F9`"),
-    "dtype": (_write(_raw({"a": _row("I8", [8], 0, 8)}, bytes(8))), "tensor a has dtype 'I8'"),
+    "dtype": (
+        _write(_raw({"a": _row("I8", [8], 0, 8)}, bytes(8))),
+        "int8 is not read .*tensor a has dtype 'I8'",
+    ),
     "unhashable": (_write(_raw({"a": _row([], [8], 0, 8)}, bytes(8))), _FAULT),  # type: ignore[arg-type]
     "size": (_write(_raw({"a": _row("F32", [3], 0, 8)}, bytes(8))), "invalid shape"),
     "overflow": (_write(_raw({"a": _row("F32", [1 << 40] * 2, 0, 8)}, bytes(8))), "overflow"),
@@ -112,7 +116,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, fault: str) -> None:
         open_checkpoint(tmp_path)
     text = str(caught.value)
     assert SINGLE in text
-    assert "download this file again" in text or "requantise" in text
+    assert "download this file again" in text or "docs/models.md" in text
 
 
 def _index(p: Path, change: Callable[[dict[str, str]], object]) -> None:
@@ -175,12 +179,94 @@ def test_folders_without_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there are no weights"):
         open_checkpoint(tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(CheckpointError, match="only pytorch_model.bin.*safetensors"):
+    with pytest.raises(CheckpointError, match="PyTorch pickle .*pytorch_model.bin; take.*safetens"):
         open_checkpoint(tmp_path)
+    write_safetensors(_shard(tmp_path, 2), A)
+    with pytest.raises(CheckpointError, match="00001-of-00002.safetensors: the shard is missing"):
+        open_checkpoint(tmp_path)
+    write_safetensors(_shard(tmp_path, 1), A)
+    with pytest.raises(CheckpointError, match="tensor a is also in .*00001-of-00002"):
+        open_checkpoint(tmp_path)
+
+
+B = {"model.b": np.ones(3, np.uint8)}
+MTP = {"mtp.norm.weight": np.ones(3, np.float32)}
+SOME: tuple[str, ...] = ("mtp.", "model.visual.")
+
+
+def _read_too(path: Path) -> tuple[set[str], str]:
+    """The tensors of a folder, and its notes."""
+    checkpoint = open_checkpoint(path, SOME)
+    for name in checkpoint.tensors:
+        checkpoint.read(name)
+    return set(checkpoint.tensors), " | ".join(checkpoint.notes)
+
+
+def test_files_without_an_index_are_one_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    write_safetensors(tmp_path / "part-a.safetensors", {"model.a": A["a"]})
+    write_safetensors(tmp_path / "part-b.safetensors", B)
+    write_safetensors(tmp_path / "adapter_model.safetensors", {"x.lora_A": A["a"]})
+    names, notes = _read_too(tmp_path)
+    assert names == {"model.a", "model.b"}
+    assert notes.startswith("adapter_model.safetensors is not applied: merge the LoRA adapter")
     for i in (1, 2):
-        write_safetensors(_shard(tmp_path, i), A)
-    with pytest.raises(CheckpointError, match="index.json: missing, with 2 shards"):
+        (tmp_path / f"part-{'ab'[i - 1]}.safetensors").rename(_shard(tmp_path, i))
+    write_safetensors(tmp_path / "consolidated.safetensors", {"model.a": A["a"]} | B)
+    names, notes = _read_too(tmp_path)
+    assert names == {"model.a", "model.b"}
+    assert "consolidated.safetensors is not read: it is no part of the model in" in notes
+
+
+@pytest.mark.parametrize("file", ["mtp.safetensors", "model_mtp.safetensors"])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_draft_head_next_to_the_model_is_read(tmp_path: Path, file: str, shards: int) -> None:
+    write_safetensors(_folder(tmp_path, shards) / file, MTP)
+    names, notes = _read_too(tmp_path)
+    assert names == {*A, *MTP} and f"{file} is read too, though no index names it" in notes
+
+
+def test_what_is_no_part_of_the_model_is_passed_over(tmp_path: Path) -> None:
+    path = _folder(tmp_path)
+    write_safetensors(path / "vae.safetensors", {"vae.x": A["a"]})
+    (path / "zz.safetensors").write_bytes(b"damaged")
+    names, notes = _read_too(path)
+    assert names == {*A}
+    assert "vae.safetensors is not read: it is no part" in notes
+    assert "zz.safetensors is not read: zz.safetensors: its 7 bytes are no whole" in notes
+
+
+def test_optional_tensors_of_an_index(tmp_path: Path) -> None:
+    """In the index and in no file; in no file that is there; in a file and not in the index."""
+    path = _folder(tmp_path, 2)
+    _index(
+        path, lambda m: m.update({"mtp.fc.weight": m["a"], "model.visual.x": "gone.safetensors"})
+    )
+    names, notes = _read_too(path)
+    assert names == {*A}
+    assert "names 2 tensors that no file has, mtp.fc.weight first: not needed" in notes
+    assert "gone.safetensors is missing; model.safetensors.index.json names no text" in notes
+    with pytest.raises(CheckpointError, match="gone.safetensors: the shard is missing"):
+        open_checkpoint(path)
+    write_safetensors(_shard(path, 2), {"b": A["b"]} | MTP)
+    assert _read_too(path)[0] == {*A, *MTP}
+    with pytest.raises(CheckpointError, match="gone.safetensors: the shard is missing"):
+        open_checkpoint(path, ("mtp.",))
+
+
+def test_an_adapter_alone_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    write_safetensors(tmp_path / "adapter_model.safetensors", A)
+    with pytest.raises(CheckpointError, match="a LoRA adapter alone is no checkpoint; merge"):
         open_checkpoint(tmp_path)
+
+
+def test_a_json_file_without_end_is_not_read(tmp_path: Path) -> None:
+    path = _folder(tmp_path)
+    with (path / "hf_quant_config.json").open("wb") as file:
+        file.truncate(64 << 30)  # a hole
+    with pytest.raises(CheckpointError, match=f"has {64 << 30} bytes, more than {MOST_JSON}"):
+        open_checkpoint(path)
 
 
 def test_digest_sees_bytes_configs_and_names(tmp_path: Path) -> None:

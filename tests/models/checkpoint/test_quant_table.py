@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from spark_engine.errors import CheckpointError
+from spark_engine.models.checkpoint import quant_table as quant_tables
 from spark_engine.models.checkpoint.quant_schemes import Dialect, Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable, quant_table
 from spark_engine.models.checkpoint.tensor_list import Row, linears
@@ -56,6 +57,51 @@ def test_published_tables(model: str, files: str) -> None:
     assert table[f"layers.3.{mlp}"] is Scheme.NVFP4  # not W4A4, whatever group_1 lists
     assert table["lm_head"] is Scheme.NVFP4
     assert table.kv_fp8 == (files != "config" or model == "27B")
+
+
+@pytest.mark.parametrize("model", nvidia_configs.LARGE)
+def test_a_group_of_experts_is_asked_for_once(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """148 or 184 wildcards for 37 or 92 thousand projections."""
+    config_json, hf = nvidia_configs.large(model)
+    config = read_config(config_json)
+    rows, asked, agreed = family_of(config).tensors(config), [], quant_tables._agreed
+    monkeypatch.setattr(quant_tables, "_agreed", lambda *a: asked.append(a) or agreed(*a))
+    table = quant_table(rows, config_json, hf)
+    assert len(asked) == len(table.modules) < 0.02 * len(list(linears(rows)))
+    assert table["layers.7.mlp.experts"] is Scheme.NVFP4_A4
+    plain = ("layers.7.mlp.shared_expert.up_proj", "layers.7.self_attn.q_proj", "lm_head")
+    assert {table[name] for name in plain} == {Scheme.PLAIN}
+
+
+@pytest.mark.parametrize(
+    "entry", ["*.experts.3.*", "*.experts.?.up_proj", "*.[0-2].gate_proj", "*1.mlp.experts.1*"]
+)
+def test_wildcards_of_single_experts_are_seen(entry: str) -> None:
+    row = {"quant_algo": "NVFP4", "exclude_modules": [entry]}
+    with pytest.raises(CheckpointError, match="quantise all experts of a layer alike"):
+        _table({}, MOE, row)
+
+
+@pytest.mark.parametrize("entry", ["*.experts*", "*.experts.*", "model.layers.1.mlp.e*", "*s.1.m*"])
+def test_wildcards_of_all_experts_exclude_them(entry: str) -> None:
+    table = _table({}, MOE, {"quant_algo": "NVFP4", "exclude_modules": [entry]})
+    assert table["layers.1.mlp.experts"] is Scheme.PLAIN
+
+
+@pytest.mark.parametrize("files", ["both", "groups", "config", "hf"])
+def test_qwen38_quantises_the_inputs_of_mlp_and_head(files: str) -> None:
+    """Also where config.json's groups are all that says so."""
+    config_json, hf = copy.deepcopy(nvidia_configs.w4a4())
+    if files == "groups":
+        del config_json["quantization_config"]["quantized_layers"]
+    if files == "hf":
+        del config_json["quantization_config"]
+    config = read_config(config_json)
+    rows = family_of(config).tensors(config)
+    table = quant_table(rows, config_json, hf if files in ("both", "hf") else {})
+    assert table.summary() == {"fp8": 208, "plain": 96, "nvfp4_a4": 193} and not table.kv_fp8
+    assert table["lm_head"] is table["layers.63.mlp.down_proj"] is Scheme.NVFP4_A4
+    assert table["layers.0.linear_attn.in_proj_qkv"] is Scheme.FP8
 
 
 def test_groups_stand_in_for_missing_layers() -> None:
@@ -115,6 +161,86 @@ def test_compressed_groups_by_name_pattern_and_class() -> None:
     assert table.kv_fp8 and table.dialect is Dialect.COMPRESSED
 
 
+TOKEN = EIGHT | {"strategy": "token", "dynamic": True}
+CHANNEL = _group(EIGHT | {"strategy": "channel"}, TOKEN)
+
+
+@pytest.mark.parametrize("strategy", ["channel", "tensor"])
+def test_compressed_fp8_by_token(strategy: str) -> None:
+    table = _table(_compressed([_group(EIGHT | {"strategy": strategy}, TOKEN)], ignore=["lm_head"]))
+    assert table["layers.0.mlp.up_proj"] is Scheme.FP8_CHANNEL
+    assert table["lm_head"] is Scheme.PLAIN
+
+
+@pytest.mark.parametrize("rows", [DENSE, MOE])
+def test_fp8_by_token_next_to_w4a4(rows: tuple[Row, ...]) -> None:
+    """Names of modules that hold others are in `ignore` of published files, and say nothing of
+    these."""
+    dynamic = PACKED | {"dynamic": "local"}
+    leaves = "self_attn.(q|k|v|o)_proj|linear_attn.(in_proj_qkv|in_proj_z|out_proj)"
+    groups = [
+        CHANNEL | {"targets": [rf"re:.*({leaves})$", "lm_head"]},
+        _group(PACKED, dynamic, "re:.*mlp.*(gate|up|down)_proj$"),
+    ]
+    held = ["linear_attn", "self_attn", "mlp", "mlp.experts", "mlp.shared_expert"]
+    ignore = [f"model.language_model.layers.{i}.{name}" for i in range(4) for name in held]
+    ignore += ["re:.*in_proj_a$", "re:.*in_proj_b$", "re:.*gate$"]
+    table = _table(_compressed(groups, ignore=ignore), rows)
+    mlp = "mlp.experts" if rows is MOE else "mlp.up_proj"
+    assert table[f"layers.0.{mlp}"] is Scheme.NVFP4_A4
+    assert table["layers.0.linear_attn.in_proj_qkv"] is Scheme.FP8_CHANNEL
+    assert table["layers.0.linear_attn.in_proj_a"] is Scheme.PLAIN
+    assert table["layers.3.self_attn.k_proj"] is table["lm_head"] is Scheme.FP8_CHANNEL
+
+
+def test_stacked_experts_are_one_module() -> None:
+    """What names it counts for all of them, where the file has no others."""
+    config = {"quantization_config": _compressed([CHANNEL], ignore=["model.layers.0.mlp.experts"])}
+    for stacked in (False, True):
+        table = quant_table(MOE, config, {}, lambda group, stacked=stacked: stacked)
+        want = Scheme.PLAIN if stacked else Scheme.FP8_CHANNEL
+        assert table["layers.0.mlp.experts"] is want
+        assert table["layers.1.mlp.experts"] is Scheme.FP8_CHANNEL
+
+
+@pytest.mark.parametrize(
+    ("entry", "plain"),
+    [
+        ("layers.0.mlp", {"layers.0.mlp.up_proj"}),
+        ("model.layers.0.mlp.up_proj", {"layers.0.mlp.up_proj"}),
+        ("up_proj", {"layers.0.mlp.up_proj", "layers.1.mlp.up_proj"}),
+        ("layers.1", {"layers.1.mlp.up_proj"}),
+        ("up", set()),
+    ],
+)
+def test_modules_not_to_convert(entry: str, plain: set[str]) -> None:
+    """A name with all that it holds, from the beginning or at the end of words."""
+    row = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    table = _table(row | {"modules_to_not_convert": [entry if "." not in entry else _full(entry)]})
+    names = [f"layers.{i}.mlp.up_proj" for i in (0, 1)]
+    assert {n for n in names if table[n] is Scheme.PLAIN} == plain
+    assert table["layers.0.linear_attn.out_proj"] is Scheme.FP8_BLOCK
+
+
+def _full(name: str) -> str:
+    return name if name.startswith("model.") else f"model.language_model.{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [
+        ("FP8_PER_CHANNEL_PER_TOKEN", Scheme.FP8_CHANNEL),
+        ("FP8_PB_WO", Scheme.FP8_BLOCK),
+        ("FP8_BLOCK_SCALES", Scheme.FP8_BLOCK),
+    ],
+)
+def test_modelopt_fp8(name: str, scheme: Scheme) -> None:
+    row = {"quant_method": "modelopt", "quant_algo": name, "ignore": ["lm_head"]}
+    table = _table(row)
+    assert table["layers.0.mlp.up_proj"] is scheme
+    assert table["lm_head"] is Scheme.PLAIN
+
+
 def test_compressed_block_fp8() -> None:
     weights = EIGHT | {"strategy": "block", "block_structure": [128, 128]}
     inputs = EIGHT | {"strategy": "group", "group_size": 128, "dynamic": True}
@@ -123,11 +249,15 @@ def test_compressed_block_fp8() -> None:
 
 
 REFUSED: list[tuple[Json, str]] = [
-    *(({"quant_method": m}, m) for m in ("awq", "gptq", "bitsandbytes", "mxfp4", "torchao")),
-    ({"bits": 4}, "quant_method is None"),
+    *(({"quant_method": m}, m) for m in ("bitsandbytes", "mxfp4", "torchao")),
+    ({"bits": 4}, "MLX 4-bit"),
     *(
         ({"quant_method": "modelopt", "quant_algo": a}, a)
-        for a in ("INT8_SQ", "W4A8_AWQ", "NVFP4_AWQ", "MXFP8", "FP8_PB_WO")
+        for a in ("INT8_SQ", "W4A8_AWQ", "NVFP4_AWQ", "MXFP8")
+    ),
+    (
+        {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO", "group_size": 64},
+        "group_size is 64; FP8_PB_WO has groups of 128",
     ),
     ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "group_size is 32"),
     ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "neither quantized_layers"),
@@ -135,17 +265,20 @@ REFUSED: list[tuple[Json, str]] = [
         {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "INT8"},
         "kv_cache_quant_algo is 'INT8'",
     ),
-    ({"quant_method": "fp8"}, "weight_block_size is None"),
+    ({"quant_method": "fp8"}, "weight_block_size None"),
     ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"\[64, 64\]"),
     (
         {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "static"},
-        "activation_scheme is 'static'",
+        "activation_scheme 'static'",
     ),
-    (_compressed([]), "no config_groups"),
-    (_compressed([_group({"num_bits": 4, "type": "int", "group_size": 128}, None)]), "'int'"),
-    (_compressed([_group(PACKED | {"group_size": 32}, None)]), "'group_size': 32"),
-    (_compressed([_group(EIGHT, EIGHT | {"dynamic": True, "strategy": "token"})]), "'token'"),
-    (_compressed([_group(EIGHT, None)]), "input_activations None"),
+    (_compressed([]), "without config_groups"),
+    (_compressed([_group(PACKED | {"group_size": 32}, None)]), "MXFP4"),
+    (
+        _compressed([_group(EIGHT, EIGHT | {"dynamic": True})]),
+        "FP8 .tensor. with dynamic float8",
+    ),
+    (_compressed([_group(EIGHT, EIGHT | {"strategy": "token"})]), "FP8 .tensor. with static"),
+    (_compressed([_group(EIGHT, None)]), "FP8 .tensor. with 16-bit"),
     (_compressed([_group(PACKED, None)], sparsity_config={"x": 1}), "sparsity_config"),
     (
         _compressed([_group(PACKED, None)], kv_cache_scheme={"num_bits": 4, "type": "float"}),
@@ -160,7 +293,8 @@ def test_unsupported_is_named(row: Json, words: str) -> None:
         _table(row)
     text = str(caught.value)
     assert "quantization_config" in text
-    assert any(w in text for w in ("supported", "groups of 16", "give a dense", "export"))
+    remedies = ("docs/models.md", "supported", "groups of 1", "give a dense", "export")
+    assert any(w in text for w in remedies) and len(text) <= 300
 
 
 @pytest.mark.parametrize("key", ["exclude_modules", "ignore"])

@@ -124,6 +124,49 @@ def test_what_is_not_computed_is_refused(change: Json, words: str) -> None:
         _read(**change)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("hc_count", 4), ("ple_layer_ids", [2]), ("indexer_n_heads", 4), ("hc_lowrank", 320)),
+        *(("n_shared_experts", 1), ("q_lora_rank", 1536), ("final_logit_softcapping", 30.0)),
+        *(("use_qk_norm", True), ("routed_scaling_factor", 2.5), ("index_topk", 2048)),
+        *(("scoring_func", "sigmoid"), ("num_kv_shared_layers", 20), ("swa_period", 4)),
+        *(("hidden_size_per_layer_input", 256), ("attn_logit_scale", 0.5), ("num_loops", 2)),
+    ],
+)
+def test_keys_of_other_networks_are_named(key: str, value: object) -> None:
+    text = text_config(moe=True)
+    nested: Json = {"model_type": "qwen3_5_moe", "text_config": text | {key: value}}
+    words = rf"{key} \(.*\): qwen3_5_moe has no such key, so this is another network"
+    for config in (text | {key: value}, nested, {**nested, "text_config": text, key: value}):
+        with pytest.raises(CheckpointError, match=words) as caught:
+            read_config(config)
+        assert len(str(caught.value)) <= 300
+    for off in (None, False, 0, [], {}, "", 1.0):
+        assert read_config(text | {key: off}).hidden == 128
+
+
+def test_keys_without_effect_are_ignored() -> None:
+    harmless: Json = {
+        "unsloth_version": "2026.8", "unsloth_fixed": True, "use_cache": False, "top_k": 20,
+        "attn_implementation": "sdpa", "use_flash_attn": True, "num_logits_to_keep": 1,
+        "n_ctx": 4096, "expert_parallel_size": 2, "_attn_implementation_internal": "eager",
+        "router_aux_loss_coef": 0.001, "num_labels": 2, "id2label": {"0": "x"}, "num_epochs": 3,
+        "auto_map": {"AutoConfig": "x.y"}, "tokenizer_class": "Qwen2Tokenizer", "max_length": 20,
+        "transformers_version": "5.24.0", "initializer_range": 0.02, "max_window_layers": 28,
+        "attention_dropout": 0.1, "output_router_logits": True, "mtp_loss_weight": 0.3,
+        "mergekit": {"method": "slerp"}, "temperature": 0.6, "image_token_id": 5,
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True,
+        "rope_theta": 10000000, "partial_rotary_factor": 0.25, "use_sliding_window": False,
+    }  # fmt: skip
+    assert _read(**harmless) == _read()
+
+
+def test_many_unknown_keys_are_counted() -> None:
+    with pytest.raises(CheckpointError, match=r"hc_a \('x+\.\.\.\), hc_b \(1\) and 7 more keys: "):
+        _read(hc_a="x" * 10_000, **{f"hc_{c}": 1 for c in "bcdefghi"})
+
+
 def test_more_chosen_experts_than_there_are() -> None:
     with pytest.raises(CheckpointError, match="num_experts_per_tok is 9"):
         read_config(text_config(True, {"num_experts_per_tok": 9}))

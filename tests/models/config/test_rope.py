@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.config.rope import rope_from_hf
+from spark_engine.models.config.rope import Rope, rescaled, rope_from_hf
 
 BASE = {"rope_theta": 1e7, "partial_rotary_factor": 0.25}
 TEXT = {"head_dim": 256, "max_position_embeddings": 262144}
@@ -119,3 +119,67 @@ def test_a_number_that_is_none_is_named(key: str, value: object) -> None:
         _rope(YARN | {"original_max_position_embeddings": 0.5})
     with pytest.raises(CheckpointError, match="rope_theta is 1.0; with yarn"):
         _rope(YARN | {"rope_theta": 1})
+
+
+PLAIN = BASE | {"rope_type": "default", "mrope_section": [11, 11, 10]}
+LEGACY = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 262144}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "scaling"),
+    [
+        (PLAIN, LEGACY),
+        (YARN, LEGACY | {"factor": 2.0}),
+        (YARN, {"type": "mrope", "mrope_section": [11, 11, 10]}),
+        (PLAIN, {"rope_type": "default", "rope_theta": 1e6}),
+    ],
+)
+def test_two_declarations_that_differ_are_refused(
+    parameters: dict[str, Any], scaling: dict[str, Any]
+) -> None:
+    words = "programs disagree on which counts; keep one, or build with --rope-scaling"
+    with pytest.raises(CheckpointError, match=f"rope_scaling gives .*{words}") as caught:
+        _rope(parameters, rope_scaling=scaling)
+    assert len(str(caught.value)) <= 300
+    with pytest.raises(CheckpointError, match="outside text_config: rope_scaling gives"):
+        rope_from_hf(TEXT | {"rope_parameters": parameters}, {"rope_scaling": scaling})
+    with pytest.raises(CheckpointError, match="outside text_config: rope_parameters gives"):
+        rope_from_hf(TEXT | BASE | {"rope_scaling": scaling}, {"rope_parameters": parameters})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "scaling"),
+    [
+        (YARN, LEGACY),
+        (PLAIN, {"type": "mrope", "mrope_section": [11, 11, 10]}),
+        (PLAIN, {"rope_type": "default"}),
+        (PLAIN, None),
+        (None, LEGACY),
+    ],
+)
+def test_equal_declarations_are_one(parameters: Any, scaling: Any) -> None:
+    text = TEXT | BASE | {"rope_parameters": parameters, "rope_scaling": scaling}
+    want = _rope(YARN if scaling and scaling.get("factor") else PLAIN)
+    assert rope_from_hf(text) == rope_from_hf(text, text) == want
+
+
+def test_two_bases_that_differ_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="rope_theta is 10000, and 10000000.0 in rope_para"):
+        _rope(BASE, rope_theta=10000)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_scaling_replaces_the_files(nested: bool) -> None:
+    text = TEXT | {"rope_parameters": PLAIN, "rope_scaling": LEGACY | {"factor": 2.0}}
+    config: dict[str, Any] = {"text_config": text, "rope_scaling": LEGACY} if nested else text
+
+    def read(scaling: dict[str, Any]) -> Rope:
+        found = rescaled(config, scaling)
+        return rope_from_hf(found["text_config"] if nested else found, found)
+
+    assert read({"rope_type": "yarn", "factor": 4.0}) == _rope(YARN)
+    assert read({"type": "yarn", "factor": 2.0, "rope_theta": 1e6}).theta == 1e6
+    assert read({"rope_type": "default"}) == _rope(PLAIN)
+    assert config["rope_scaling"]["type"] == "yarn", "the file's own object is unchanged"
+    assert _rope(YARN).positions == 4 * 262144 and _rope(PLAIN).positions == 0
+    assert str(_rope(YARN)) == "yarn, factor 4 over 262144 positions"

@@ -47,10 +47,16 @@ def _values(scheme: Scheme, operands: list[Array]) -> F32:
     """What weight and scales of a scheme (as W4A16 for NVFP4) mean."""
     if scheme is Scheme.PLAIN:
         return operands[0].astype(np.float32)
-    if scheme is Scheme.FP8:
+    if scheme in (Scheme.FP8, Scheme.FP8_CHANNEL):
         return operands[0].astype(np.float32) * operands[1][..., None]
     if scheme is Scheme.FP8_BLOCK:
         return _blocks(operands[0], operands[1])
+    if scheme.group:
+        codes = np.stack([operands[0] & 15, operands[0] >> 4], -1)
+        groups = codes.reshape(*operands[1].shape[:-1], -1, 32).astype(np.float32)
+        scale, zero = operands[1][..., 0::2, None], operands[1][..., 1::2, None]
+        values: F32 = ((groups - zero) * scale).reshape(*groups.shape[:-2], -1)
+        return values * operands[2][..., None]
     return _unpacked(operands[0], operands[1]) * operands[2][..., None]
 
 

@@ -29,7 +29,8 @@ B16, F8 = DType.BF16, DType.F8E4M3
 # Bytes: of paged_prefill two registers on sm_121a over bf16; of paged_prefill_pair three there, of
 # the 27B over e4m3; of paged_pairs, where parts meet, what is used before and after the loop.
 SPARED = {"paged_prefill": 16, "paged_prefill_pair": 24, "paged_pairs": 128}
-SERVED = {"27B": (24, 4), "35B": (16, 2), "two": (2, 1), "three": (6, 2), "alone": (2, 2)}
+SERVED = {"27B": (24, 4), "35B": (16, 2), "122B": (32, 2), "two": (2, 1)}
+SERVED |= {"three": (6, 2), "alone": (2, 2)}
 
 
 def decode(lengths: tuple[int, ...], kv: DType, heads: int = 8, kv_heads: int = 1) -> Launch:
@@ -64,7 +65,7 @@ def plans(launch: Launch, target: Target) -> list[cuda_node.Planned]:
 @pytest.mark.kernels
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("kv", [B16, F8])
-@pytest.mark.parametrize("model", ["27B", "35B"])
+@pytest.mark.parametrize("model", ["27B", "35B", "122B"])
 def test_kernels_take_what_a_target_has(target: Target, kv: DType, model: str, cache: Path) -> None:
     heads, kv_heads = SERVED[model]
     for launch in (decode((5, 300), kv, heads, kv_heads), tiles({0: (0, 64)}, kv, heads, kv_heads)):
@@ -141,7 +142,7 @@ class TestOnGpu:
     def test_long(self, bench: cuda_node.Bench, kv: DType) -> None:
         check(bench, decode((20_001, 2), kv))
 
-    @pytest.mark.parametrize("model", ["27B", "35B"])
+    @pytest.mark.parametrize("model", ["27B", "35B", "122B"])
     def test_tiles_from_anywhere(self, bench: cuda_node.Bench, kv: DType, model: str) -> None:
         spans = {2: (0, 64, 64, 1), 0: (61, 64, 5), 5: (1000, 64), 3: (63, 1), 7: (128, 64, 64)}
         check_all(bench, tiles(spans, kv, *SERVED[model]))

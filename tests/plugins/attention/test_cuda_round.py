@@ -28,7 +28,8 @@ from spark_engine.tensors import Array, DType  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
 
 B16, F8 = DType.BF16, DType.F8E4M3
-SERVED = {"27B": (24, 4), "35B": (16, 2), "alone": (2, 2), "three": (6, 2)}
+SERVED = {"27B": (24, 4), "35B": (16, 2), "122B": (32, 2), "three": (6, 2)}
+SERVED |= {"alone": (2, 2)}
 # Tiles, pages, sizes of chunks and numbers of chunks (8 and 9 are merged unlike) change within.
 STARTS = (0, 1, 13, 15, 61, 63, 126, 190, 318, 510, 893, 1021, 1022, 1087, 1151, 1535, 2046, 4093)
 Columns = tuple[int, ...]
@@ -120,8 +121,9 @@ def test_every_order_of_one_token_is_there(tile: int, kv: DType, target: Target)
 @pytest.mark.kernels
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("kv", [B16, F8], ids=str)
-def test_kernels_take_what_a_target_has(kv: DType, target: Target, cache: Path) -> None:
-    launch = rounds(4, kv, *SERVED["27B"], (5, 300))
+@pytest.mark.parametrize("model", ["27B", "122B"])
+def test_kernels_take_what_a_target_has(model: str, kv: DType, target: Target, cache: Path) -> None:
+    launch = rounds(4, kv, *SERVED[model], (5, 300))
     seen = set()
     for work in works(attention_decode.OP, fused(launch), given(launch), target):
         (made,) = work.plan.launches

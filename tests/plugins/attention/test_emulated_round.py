@@ -24,16 +24,18 @@ OP, TILE = attention_decode.OP, 4
 # next, and a warp's ring of stages wraps; the third's ends with a chunk; the last is not there.
 SLOTS, STARTS, COUNTS = (1, 0, 2, -1), (0, 333, 125, 9), (4, 4, 3, 0)
 FOLLOWED = (("FOLLOWED", "1"),)  # as compute-sanitizer has it (benchmarks/rehearsal/sanitized.py)
+Sizes = tuple[int, int, int]  # heads, kv heads, dimensions
 FORMS = [
-    (H200, DType.F8E4M3, 128, "8_round_1024_3_by_4", "8_chunks_1024_3"),
-    (GB10, DType.BF16, 128, "round_128_4_by_2", "chunks_128_4"),
-    (GB10, DType.BF16, 256, "round_128_4_by_4", "chunks_128_4"),  # merges one query at a time
+    (H200, DType.F8E4M3, (3, 1, 128), "8_round_1024_3_by_4", "8_chunks_1024_3"),
+    (GB10, DType.BF16, (3, 1, 128), "round_128_4_by_2", "chunks_128_4"),
+    (GB10, DType.F8E4M3, (20, 2, 128), "round_128_4_by_2", "chunks_128_4"),  # ten share a kv head
+    (GB10, DType.BF16, (3, 1, 256), "round_128_4_by_4", "chunks_128_4"),  # merges a query at a time
 ]
 
 
-def given(kv: DType, dim: int) -> tuple[Attrs, tuple[Array, ...]]:
+def given(kv: DType, sizes: Sizes) -> tuple[Attrs, tuple[Array, ...]]:
     """A node and its operands; what is not there has gates alone."""
-    launch = Launch(TILE, SLOTS, STARTS, COUNTS, 3, 1, dim, 16, kv=kv, dtype=DType.BF16)
+    launch = Launch(TILE, SLOTS, STARTS, COUNTS, *sizes, 16, kv=kv, dtype=DType.BF16)
     qkv, *rest = launch.inputs(np.random.default_rng(7))
     size = 2 * launch.heads * launch.dim
     pairs = qkv[:, :size].reshape(-1, launch.heads, 2, launch.dim)
@@ -72,11 +74,11 @@ def tokens(arrays: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
         yield (token, *rest[:7], *(np.asarray(s, np.int32) for s in steps), *rest[10:])
 
 
-@pytest.mark.parametrize(("target", "kv", "dim", "name", "one"), FORMS, ids=lambda v: str(v)[:20])
+@pytest.mark.parametrize(("target", "kv", "sizes", "name", "one"), FORMS, ids=lambda v: str(v)[:20])
 def test_a_team_has_the_bits_of_single_tokens(
-    target: Target, kv: DType, dim: int, name: str, one: str, cache: Path
+    target: Target, kv: DType, sizes: Sizes, name: str, one: str, cache: Path
 ) -> None:
-    attrs, arrays = given(kv, dim)
+    attrs, arrays = given(kv, sizes)
     (team,) = [t for t in OP.cuda.tactics if t.name == name]
     (alone,) = [t for t in OP.cuda.tactics if t.name == one]
     keys, values, *got = run(team, attrs, arrays, target, cache, late=True)
@@ -108,10 +110,10 @@ def test_copies_that_arrive_at_once_overwrite_nothing(kv: DType, cache: Path) ->
 
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[-1]], ids=lambda form: form[3])
 def test_in_the_form_for_racecheck_all_warps_pass_as_many_barriers(
-    form: tuple[Target, DType, int, str, str], cache: Path
+    form: tuple[Target, DType, Sizes, str, str], cache: Path
 ) -> None:
-    target, kv, dim, name, _ = form
-    attrs, arrays = given(kv, dim)
+    target, kv, sizes, name, _ = form
+    attrs, arrays = given(kv, sizes)
     (team,) = [t for t in OP.cuda.tactics if t.name == name]
     served, followed = (run(team, attrs, arrays, target, cache, True, m) for m in ((), FOLLOWED))
     assert [x.tobytes() for x in served] == [x.tobytes() for x in followed]

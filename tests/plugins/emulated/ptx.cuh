@@ -162,8 +162,8 @@ T __shfl_down_sync(u32, T value, int by) {
   return from_lane(value, min(31, (int)lane_id() + by));
 }
 template <class T>
-T __shfl_sync(u32, T value, int lane) {
-  return from_lane(value, lane);
+T __shfl_sync(u32, T value, int lane, int width = 32) {
+  return from_lane(value, (lane_id() & -width) | lane & width - 1);
 }
 inline u32 __ballot_sync(u32, bool mine) {
   u32 all = 0;
@@ -318,6 +318,13 @@ inline u32 mul_bf16x2(u32 a, u32 b) {
   return pack_bf16(value_of_bf16(a & 0xffff) * value_of_bf16(b & 0xffff),
                    value_of_bf16(a >> 16) * value_of_bf16(b >> 16));
 }
+inline u32 kept_or(u32 word, u32 keep, u32 add) { return word & keep | add; }
+inline u32 fma_bf16x2(u32 a, u32 b, u32 c) {  // by sums that are exact
+  return pack_bf16(
+      (double)value_of_bf16(a & 0xffff) * value_of_bf16(b & 0xffff) + value_of_bf16(c & 0xffff),
+      (double)value_of_bf16(a >> 16) * value_of_bf16(b >> 16) + value_of_bf16(c >> 16));
+}
+inline u32 sub_bf16x2(u32 a, u32 b) { return fma_bf16x2(0xbf80bf80, b, a); }
 inline u16 to_e4m3x2(float low, float high) {
   return e4m3_of_value(low) | e4m3_of_value(high) << 8;
 }

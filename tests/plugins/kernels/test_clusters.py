@@ -11,7 +11,7 @@ from tests.plugins import cuda_node
 
 OPS = [op for op in registry.OPS if op.cuda.tactics]
 ONE = (1, 1, 1)
-USERS = {"grouped_moe", "linear", "moe_norm_quant", "moe_router", "nvfp4_linear"}
+USERS = {"grouped_moe", "int4_linear", "linear", "moe_norm_quant", "moe_router", "nvfp4_linear"}
 
 
 def clusters(op: Op, target: Target) -> set[tuple[int, int, int]]:

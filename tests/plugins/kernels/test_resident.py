@@ -67,7 +67,7 @@ def is_cut(launch: Launch) -> bool:
     if macros.get("BAND"):
         return False  # blocks take whole tiles in turn
     unit = {"linear": 64, "fp8_linear": 128, "fp8_block_linear": 128, "nvfp4_linear": 64}
-    unit["nvfp4_linear_a4"] = 128  # bytes
+    unit |= {"nvfp4_linear_a4": 128, "int4_linear": 64}  # bytes, elements
     of_tile = -(-k // unit[launch.symbol]) // macros["CUT"]
     line = -(-n // macros["BLOCK_N"]) * -(-m // macros["BLOCK_M"]) * of_tile
     blocks = launch.grid[0]
@@ -109,6 +109,9 @@ OPERANDS = {
         (DType.U8, m, k), (DType.U8, n, k), (DType.F32,), (DType.F32, n)
     ],
     "nvfp4_linear": lambda m, n, k: [
+        (DType.BF16, m, k), (DType.U8, n, k // 2), (DType.U8, n, k // 16), (DType.F32, n)
+    ],
+    "int4_linear": lambda m, n, k: [
         (DType.BF16, m, k), (DType.U8, n, k // 2), (DType.U8, n, k // 16), (DType.F32, n)
     ],
     "nvfp4_linear_a4": lambda m, n, k: [

@@ -1,6 +1,6 @@
 """The streaming linear kernels: packs, tiles, compilation at the served shapes, and the GPU.
 
-Knows `linear`, `fp8_linear`, `fp8_block_linear` and `nvfp4_linear`; the ops' cases run in
+Knows `linear` and the linears of fp8, fp8_block, nvfp4 and int4; the ops' cases run in
 `test_cuda_ops`.
 """
 
@@ -17,8 +17,8 @@ from spark_engine.errors import GraphError
 from spark_engine.kernel import H200, TARGETS, Target
 from spark_engine.op import Case
 from spark_engine.plugins.formats import expert_layout as et
+from spark_engine.plugins.formats import int4, numpy_codecs, weight_packing
 from spark_engine.plugins.formats import linear_layout as wt
-from spark_engine.plugins.formats import numpy_codecs, weight_packing
 from spark_engine.plugins.kernels.gemm import (
     linear_bf16_kernels,
     linear_fp8_block_kernels,
@@ -38,6 +38,7 @@ FORMS = {
     "fp8_linear": linear_fp8_kernels.FORM,
     "fp8_block_linear": linear_fp8_block_kernels.FORM,
     "nvfp4_linear": linear_nvfp4_kernels.FORM,
+    "int4_linear": linear_nvfp4_kernels.INT4,
 }
 OPS = {name: REGISTRY[name] for name in FORMS}
 # The layers of the 27B and of the 35B, of NVIDIA's and of Qwen's checkpoints: op, N, K.
@@ -58,6 +59,10 @@ LAYERS = (
     ("fp8_linear", 9216, 2048),
     ("linear", 64, 2048),
     ("nvfp4_linear", 248320, 2048),
+    ("int4_linear", 16384, 5120),
+    ("int4_linear", 34816, 5120),
+    ("int4_linear", 5120, 17408),
+    ("int4_linear", 12288, 3072),  # the 122B's
 )
 BUCKETS = (1, 8, 16, 32, 64, 128, 256)
 
@@ -78,13 +83,14 @@ def test_packs_are_undone_exactly(n: int, k: int) -> None:
 @pytest.mark.parametrize("n", [1, 8, 16, 17, 250])
 @pytest.mark.parametrize("op", OPS)
 def test_ragged_rows_keep_their_number_in_the_shape(op: str, n: int) -> None:
-    arrays = operands(op, 3, n, 80)
+    arrays = operands(op, 3, n, 96 if op == "int4_linear" else 80)
     given = dict(zip(OPS[op].names({}, len(arrays)), arrays, strict=True))
     for name, pack in OPS[op].cuda.packs.items():
         spec = TensorSpec(name, DType.of(given[name].dtype), given[name].shape)
         packed = pack.apply({}, given[name])
         assert packed.shape == pack.infer({}, spec).dims and len(packed) == n
-        assert packed.nbytes >= weight_packing.padded(n, wt.M16) * given[name].nbytes // n
+        elements = weight_packing.padded(n, wt.M16) * given[name].size // n
+        assert packed.nbytes >= elements * packed.itemsize
 
 
 def test_a_lane_finds_its_fragment() -> None:
@@ -113,6 +119,43 @@ def test_codes_decode_by_rotations_and_masks() -> None:
             # want: r, g, p, odd step, half of k, t, i
             expect = want[:, :, :, j // 2, j % 2, :, i].transpose(1, 3, 2, 0)
             np.testing.assert_array_equal(got, expect)
+
+
+def test_int4_decodes_as_the_kernel_does_it() -> None:
+    """Each pair of a word, less the zero point and times the scale of its 32 columns, is w."""
+    rng = np.random.default_rng(4)
+    codes = rng.integers(0, 256, (16, 32), dtype=np.uint8)
+    scale = (rng.uniform(2**-15, 1, (16, 2)) * rng.choice([-1, 1], (16, 2))).astype(BF16)
+    zero = rng.integers(0, 16, (16, 2))
+    # Scale and zero, as a row's word has them: r, g -> two groups.
+    pairs = int4.paired(scale.astype(np.float32), zero.astype(np.float32))
+    pairs[:, 0::2] = scale
+    halves = weight_packing.int4_halves(pairs)
+    words = wt.pack_int4_scales(halves).view(np.uint32).reshape(8, 2)  # g, r
+    found = np.stack([words & 0xFFFF, words >> 16], -1).astype(np.uint32)  # g, r, group
+    factor = ((found & 0x87FF | 0x7000) << 16).astype(np.uint32).view(np.float32) * 2.0**-112
+    np.testing.assert_array_equal(factor, scale.reshape(2, 8, 2).swapaxes(0, 1))
+    points = (found >> 11 & 15).astype(np.float64)
+    np.testing.assert_array_equal(points, zero.reshape(2, 8, 2).swapaxes(0, 1))
+    want = numpy_codecs.unpack(codes).astype(np.float64) - zero.repeat(32, 1)
+    want = want.reshape(2, 8, 2, 2, 2, 4, 2)  # r, g, p, odd step, half of k, t, i
+    packed = wt.pack_fp4(codes, weight_packing.INT4_WORDS).view(np.uint32).reshape(8, 4, 2, 2)
+    for j in range(4):
+        turned = packed << np.uint32(8) | packed >> np.uint32(24) if j >= 2 else packed
+        for i in range(2):
+            half = turned >> np.uint32(16 * i) & np.uint32(0xFFFF)
+            bits = half & 0x8070 | 8 if j % 2 else half & 15
+            value = (bits << np.uint32(16)).view(np.float32).astype(np.float64) * 2.0**133
+            value = (value + 120) / 16 if j % 2 else value
+            got = value - points.transpose(0, 2, 1)[:, None]  # g, t, p, r
+            expect = want[:, :, :, j // 2, j % 2, :, i].transpose(1, 3, 2, 0)
+            np.testing.assert_array_equal(got, expect)
+
+
+@pytest.mark.parametrize(("scale", "zero"), [(1.5, 8), (np.nan, 8), (0.5, 16), (0.5, 7.5)])
+def test_int4_scales_that_have_no_packed_form_are_refused(scale: float, zero: float) -> None:
+    with pytest.raises(GraphError, match="make them by `paired`"):
+        weight_packing.int4_halves(np.array([[scale, zero]], np.float32))
 
 
 def test_scales_decode_by_one_addition() -> None:
@@ -220,6 +263,19 @@ def test_large_tiles_fit_and_are_for_many_rows(layer: tuple[str, int, int]) -> N
         assert fetched(band) <= min(fetched(band // 2), fetched(2 * band))
 
 
+def test_int4_costs_what_nvfp4_costs() -> None:
+    """It has as many bytes in the same schedule, and no times yet."""
+    for m, n, k in ((1, 34816, 5120), (128, 5120, 17408), (2048, 16384, 5120)):
+        costs = []
+        for name in ("int4_linear", "nvfp4_linear"):
+            node = linear_node(OPS[name], m, n, k, H200)
+            tactics = OPS[name].cuda.tactics
+            specs = tuple(node.specs)
+            taken = [t for t in tactics if t.refuse(node.attrs, specs, H200) is None]
+            costs.append([t.cost(node.attrs, specs, H200) for t in taken])
+        assert costs[0] == costs[1] and costs[0]
+
+
 # ---- compilation -------------------------------------------------------------------------------
 
 
@@ -268,6 +324,11 @@ def operands(op: str, m: int, n: int, k: int) -> tuple[Array, ...]:
     if op == "linear":
         return x.astype(BF16), rng.standard_normal((n, k), dtype=np.float32).astype(BF16)
     codes = rng.integers(0, 256, (n, k // 2), dtype=np.uint8)
+    if op == "int4_linear":
+        scale = rng.uniform(2**-9, 1, (n, k // 32)).astype(np.float16) * rng.choice([-1, 1])
+        zeros = rng.integers(0, 16, (n, k // 32)).astype(np.float32)
+        pairs = int4.paired(scale.astype(np.float32), zeros)
+        return x.astype(BF16), codes, pairs, rng.uniform(0.5, 2, n).astype(np.float32)
     scales = rng.integers(0, 0x7F, (n, k // 16), dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
     return x.astype(BF16), codes, scales, rng.uniform(0.5, 2, n).astype(np.float32)
 
@@ -336,6 +397,14 @@ SHAPES = (
     ("nvfp4_linear", 1100, 4112, 272),
     ("nvfp4_linear", 1100, 4105, 128),
     ("nvfp4_linear", 128, 64, 5120),  # wgmma over few rows of weights
+    ("int4_linear", 1, 64, 128),
+    ("int4_linear", 40, 301, 96),
+    ("int4_linear", 7, 176, 160),
+    ("int4_linear", 17, 96, 5120),
+    ("int4_linear", 200, 320, 1088),
+    ("int4_linear", 3, 5120, 17376),
+    ("int4_linear", 1100, 4105, 128),
+    ("int4_linear", 128, 64, 5120),
 )
 SERVED = tuple((op, m, n, k) for op, n, k in LAYERS for m in (1, 128) if n * k < 3e8)
 
@@ -378,7 +447,7 @@ def test_wgmma_and_mma_give_the_same_bits(bench: object, monkeypatch: pytest.Mon
     for wgmma in (True, False):
 
         def choose(
-            p: sg.Problem, form: sg.StreamKForm, t: Target, wgmma: bool = wgmma
+            p: sg.Problem, form: sg.StreamKForm, t: Target, _: bool, wgmma: bool = wgmma
         ) -> sg.StreamKConfig:
             return sg.fill(replace(chosen(p, form, t), wgmma=wgmma and t.wgmma), p, form, t)
 

@@ -30,14 +30,15 @@ from tests.plugins.linear import test_cuda_linear
 A4 = "nvfp4_linear_a4"
 BF16: Attrs = {"dtype": "bf16"}
 REHEARSED = rehearsal(GB10, H200)
-OPS = {n: REGISTRY[n] for n in ("linear", "fp8_linear", "nvfp4_linear", "nvfp4_linear_a4")}
+OPS = {n: REGISTRY[n] for n in ("linear", "fp8_linear", "nvfp4_linear", A4, "int4_linear")}
 FORMS = {
-    f.FORM.symbol: f.FORM
-    for f in (
-        linear_bf16_kernels,
-        linear_fp8_kernels,
-        linear_nvfp4_kernels,
-        linear_nvfp4_a4_kernels,
+    form.symbol: form
+    for form in (
+        linear_bf16_kernels.FORM,
+        linear_fp8_kernels.FORM,
+        linear_nvfp4_kernels.FORM,
+        linear_nvfp4_kernels.INT4,
+        linear_nvfp4_a4_kernels.FORM,
     )
 }
 LAYERS = ((34816, 5120), (5120, 17408), (16384, 5120), (5120, 6144), (12288, 2048), (64, 2048))
@@ -244,7 +245,7 @@ def test_tokens_shared_by_two_warps_give_the_bits_of_one(
     arrays, chosen = operands(op, 128, 640, 2048), sg.choose
     results = [run(bench, OPS[op], arrays)["stream-k"].tobytes() for _ in range(5)]
 
-    def choose(p: sg.Problem, form: sg.StreamKForm, t: Target) -> sg.StreamKConfig:
+    def choose(p: sg.Problem, form: sg.StreamKForm, t: Target, exact: bool) -> sg.StreamKConfig:
         return sg.fill(replace(chosen(p, form, t), warp_tiles=1, warps_m=1), p, form, t)
 
     monkeypatch.setattr(sg, "choose", choose)

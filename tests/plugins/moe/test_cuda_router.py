@@ -39,6 +39,9 @@ def case(tokens: int, experts: int, hidden: int, top_k: int, gated: bool = True)
 
 CASES = [
     *(case(n, 256, 2048, 8) for n in (1, 7, 8, 9, 64, 130)),
+    *(case(n, 512, 2048, 10) for n in (1, 9, 130)),  # the 80B's
+    *(case(n, 256, 3072, 8) for n in (1, 9, 70, 130)),
+    *(case(n, 512, 4096, 10) for n in (1, 9, 130)),
     case(97, 256, 2048, 8, gated=False),
     case(200, 256, 2048, 8, gated=False),
     case(260, 72, 200, 9),  # of wgmma odd slabs and a partial one, a last cluster of 4 tokens
@@ -61,9 +64,14 @@ def tactics(target: Target, tokens: int) -> list[str]:
 @pytest.mark.kernels
 @pytest.mark.parametrize("tokens", [1, 96, 128])
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
-def test_served_sizes_compile_without_spills(target: Target, tokens: int, cache: Path) -> None:
-    works = list(cuda_node.planned(OP, case(tokens, 256, 2048, 8), target))
-    assert [w.tactic.name for w in works] == tactics(target, tokens)
+@pytest.mark.parametrize("hidden", [2048, 3072, 4096])
+def test_served_sizes_compile_without_spills(
+    hidden: int, target: Target, tokens: int, cache: Path
+) -> None:
+    experts, top_k = (512, 10) if hidden == 4096 else (256, 8)
+    works = list(cuda_node.planned(OP, case(tokens, experts, hidden, top_k), target))
+    few = ["last"]  # of 512 experts
+    assert [w.tactic.name for w in works] == (tactics(target, tokens) if experts == 256 else few)
     for work in works:
         for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
             assert all(u.spills == 0 for u in nvrtc.compile(job, target, cache).usage.values())

@@ -139,6 +139,14 @@ def test_a_target_that_cannot_hold_a_token_is_refused() -> None:
     assert "40000 bytes of shared memory" in (GROUPED.refuse(attrs, packed, small) or "")
 
 
+def test_parts_that_registers_do_not_hold_are_refused() -> None:
+    """Of 37 k-slabs no two warps share a dot product; tiles keep no activations in registers."""
+    attrs, packed = specs("nvfp4", 4, (13, 3, 37 * 64, 128))
+    reasons = {t.name: t.refuse(attrs, packed, GB10) for t in OP.cuda.tactics}
+    assert reasons["grouped"] == "H = 2368, I = 128: 37 k-slabs a warp, more than registers hold"
+    assert "do not fit" in (reasons["each"] or "") and reasons["tiles"] is None
+
+
 def test_tactics_of_one_order_say_so() -> None:
     def keys(tokens: int) -> dict[str, str | None]:
         attrs, packed = specs("nvfp4", tokens, SIZES)

@@ -270,6 +270,22 @@ def test_nvfp4_linear_a4_scales_both_sides(ask: Ask) -> None:
 
 
 @BOTH
+def test_fp8_by_token(ask: Ask) -> None:
+    """A scale is amax / 448 of a whole row, 1 where that is 0; 1.0625 is a tie."""
+    x = np.zeros((3, 300), np.float32)
+    x[0, [0, 200, 299]], x[1, 299] = (2.125, -896, 896), 56
+    codes, scale = ask("fp8_quant", {"by_token": 1}, [x])
+    assert scale.tolist() == [[2], [0.125], [1]]
+    assert codes[:, [0, 200, 299]].view(np.uint8).tolist() == [
+        *([0x38, 0xFE, 0x7E], [0, 0, 0x7E], [0, 0, 0])
+    ]
+    w = np.zeros((2, 300), codes.dtype)
+    w[0, [0, 299]], w[1, 200] = 1, -2
+    (y,) = ask("fp8_linear", {"dtype": "f32", "by_token": 1}, [codes, w, scale, [0.5, 3]])
+    near(y, [[(1 + 448) * 2 * 0.5, 448 * 2 * 2 * 3], [448 * 0.125 * 0.5, 0], [0, 0]])
+
+
+@BOTH
 def test_fp8_block_linear_scales_blocks_of_128(ask: Ask) -> None:
     """One row of w in each of two row blocks, x and w of two column blocks; the last are narrow."""
     f8 = ml_dtypes.float8_e4m3fn

@@ -62,7 +62,7 @@ def test_sums_are_those_of_the_reference_bit_for_bit(cards: RankCards) -> None:
     assert len(seen) == (2 if cards.ranks == 2 else 3)
 
 
-QUANTS = [("none", 1), ("fp8", 1), ("fp8", 4), ("fp8_block", 1), ("nvfp4", 2)]
+QUANTS = [("none", 1), ("fp8", 1), ("fp8", 4), ("fp8_block", 1), ("nvfp4", 2), ("fp8_token", 1)]
 
 
 @pytest.mark.parametrize(("quant", "n"), QUANTS)

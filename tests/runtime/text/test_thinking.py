@@ -8,6 +8,7 @@ import pytest
 
 from spark_engine.errors import OptionError, RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
+from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.reply_formats import AUTO, REASONING, TOOLS, Formats
 from spark_engine.runtime.text.thinking import BUDGETS, EFFORTS, FIELDS, Thinking
 from spark_engine.runtime.text.tokenizer import Tokenizer
@@ -232,6 +233,36 @@ def test_the_form_of_calls_is_that_of_the_template() -> None:
     for option, wrong in (("--reasoning", {"reasoning": "x"}), ("--tools", {"tools": "x"})):
         with pytest.raises(OptionError, match=f"{option} is 'x'; it must be one of {AUTO}"):
             Formats.of(None, **wrong)
+
+
+# After the templates of Qwen3-Next and Qwen3-Coder-Next: the form of calls, and how a turn begins.
+JSON_CALLS = r"""{%- if tools %}{{- "For each function call, return a json object with function name
+and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>,
+\"arguments\": <args-json-object>}\n</tool_call>" }}{%- endif %}"""
+XML_CALLS = r"""{%- if tools %}{{- "If you choose to call a function ONLY reply in the following
+format:\n<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>\nvalue_1\n
+</parameter>\n</function>\n</tool_call>" }}{%- endif %}"""
+TURNS = r"""{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}"""
+NEXT = {
+    "Instruct": (JSON_CALLS + TURNS + "{%- endif %}", "hermes", False),
+    "Thinking": (JSON_CALLS + TURNS + r"{{- '<think>\n' }}{%- endif %}", "hermes", True),
+    "Coder-Next": (XML_CALLS + TURNS + "{%- endif %}", "qwen3_coder", False),
+}
+
+
+@pytest.mark.parametrize("name", NEXT)
+def test_the_forms_of_qwen3_next(name: str) -> None:
+    """A model that never thinks begins its answer at once, whatever a request says."""
+    source, calls, thinks = NEXT[name]
+    formats, template = Formats.of(source), ChatTemplate(source)
+    assert formats == Formats("qwen3", calls)
+    user = [{"role": "user", "content": "hi"}]
+    for fields in ({}, {"enable_thinking": True}, {"reasoning_effort": "high"}):
+        thinking = Thinking.of(fields)
+        made = template.prompt(user, None, thinking.options, thoughts=formats.thoughts)
+        assert made.thinking is thinks
 
 
 def test_every_form_closes_what_it_opens() -> None:

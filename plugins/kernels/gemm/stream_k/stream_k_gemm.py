@@ -41,6 +41,7 @@ class StreamKForm:
     x_bytes: int
     x_scale_bytes: int = 0  # of an activation row's k-slab; 4: an f32, and weights have one too
     k: str = "K"  # of the problem, in the op's dimensions
+    held: int = 9  # m16 tiles that one of 16 skinny warps holds, whatever the rows, without spills
 
     @property
     def kernel(self) -> Kernel:
@@ -149,9 +150,12 @@ def packs(n: int, k: int) -> bool:
     return refuse(Problem(1, n, k)) is None
 
 
-def choose(problem: Problem, form: StreamKForm, target: Target) -> StreamKConfig:
-    """The tile for a problem. BLOCK_N, and with it the cut of k, does not depend on m."""
-    wgmma = target.wgmma and form.wgmma
+def choose(
+    problem: Problem, form: StreamKForm, target: Target, exact: bool = False
+) -> StreamKConfig:
+    """The tile for a problem. BLOCK_N, and with it the cut of k, does not depend on m. `exact`:
+    without wgmma."""
+    wgmma = target.wgmma and form.wgmma and not exact
     # On Hopper four warpgroups take turns: one multiplies, the others decode. Elsewhere 8 warps
     # hold the sums: of 128 tokens each has two m16 tiles and half of the tokens, so that one
     # decodes while the other on its scheduler multiplies, and a fragment read serves two products.
@@ -241,6 +245,8 @@ def plan(
         macros["BAND"] = band
     if tile.warps_m > 1:
         macros["WARPS_M"] = tile.warps_m
+    if node.number("by_token"):
+        macros["BY_TOKEN"] = 1
     partial = 256 if band else 2 * blocks * tile.block_n * tile.block_m * 4
     arrived = Scratch(2 * blocks * tile.warps * 4, zeroed=True)
     node = node.with_scratch(partial=partial, arrived=arrived)

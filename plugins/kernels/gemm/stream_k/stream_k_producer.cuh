@@ -60,6 +60,9 @@ struct Problem {
   float* partial;  // 2 x gridDim.x slots of BLOCK_N x BLOCK_M
   u32* arrived;    // a counter a slot and consumer warp, zero between launches
   int m, n, k;
+#ifdef BY_TOKEN
+  const float* token_scales;  // [m]
+#endif
   int rows;         // n, filled up to whole m16 tiles
   int stages;       // of a tile
   int batch_tiles;  // tiles that share weights

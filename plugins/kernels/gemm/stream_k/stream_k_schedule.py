@@ -70,11 +70,9 @@ def streaming(
     """
 
     def plan(node: Node) -> Plan:
-        p, target = sg.Problem.of(node, form), node.target
-        tile = sg.choose(p, form, target)
-        if exact and tile.wgmma and node.text("dtype") == "f32":
-            tile = sg.fill(replace(tile, wgmma=False), p, form, target)
-        return sg.plan(node, tile, p, form)
+        p = sg.Problem.of(node, form)
+        whole = exact and node.text("dtype") == "f32"
+        return sg.plan(node, sg.choose(p, form, node.target, whole), p, form)
 
     def large(node: Node) -> Plan | None:
         """The same in large tiles, whole, where they suit."""

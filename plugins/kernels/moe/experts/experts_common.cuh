@@ -3,12 +3,16 @@
 //
 // Layout of the weights: expert_layout.py.
 // Macros: HIDDEN, INNER, EXPERTS, K1 (experts a token), UP_WK, DOWN_WK (parts of a dot product:
-// split-K over warps), WEIGHTS (0 bf16, 1 NVFP4, 2 e4m3). CHUNKED, if given: the tokens of a node
-// run in chunks of as many pairs as shared memory holds, and each kernel takes its chunk's first
-// token as its last argument; the node's operands are indexed from there, scratch memory from the
-// chunk.
+// split-K over warps), WEIGHTS (0 bf16, 1 NVFP4, 2 e4m3, 3 int4). CHUNKED, if given: the tokens of
+// a node run in chunks of as many pairs as shared memory holds, and each kernel takes its chunk's
+// first token as its last argument; the node's operands are indexed from there, scratch memory from
+// the chunk.
 #pragma once
+#if WEIGHTS == 3
+#include "common/int4_decode.cuh"
+#else
 #include "common/nvfp4_decode.cuh"
+#endif
 
 #ifdef CHUNKED
 #define CHUNK_ARG , int chunk_start
@@ -19,9 +23,10 @@ enum { chunk_start = 0 };  // no symbol: plans of one chunk keep their cubins
 
 constexpr int WARPS = 8;
 constexpr int THREADS = WARPS * 32;
-constexpr int M16_BYTES = WEIGHTS == 0 ? 2048 : WEIGHTS == 1 ? 512 : 1024;  // bytes of a k-slab
-constexpr int M16_SCALES = WEIGHTS == 1 ? 64 : 0;
-constexpr float REST = WEIGHTS == 1 ? NVFP4_REST : 1.0f;
+#define FOUR_BITS (WEIGHTS == 1 || WEIGHTS == 3)
+constexpr int M16_BYTES = WEIGHTS == 0 ? 2048 : FOUR_BITS ? 512 : 1024;  // bytes of a k-slab
+constexpr int M16_SCALES = FOUR_BITS ? 64 : 0;
+constexpr float REST = FOUR_BITS ? CODES_REST : 1.0f;
 
 // One of the two products. A dot product is always the sum of PART_SLABS k-slabs in order of k,
 // then the WK parts in order, so that every path gives the same bits.
@@ -65,6 +70,15 @@ DEVICE void fp8_pairs(u32 codes, u32& p0, u32& p1) {
   p1 = mul_bf16x2((high & 0x80008000) | ((high & 0x7F007F00) >> 4), gain);
 }
 
+// The fragments a[step][register] of a 16 x 64 tile from a lane's four words of 4-bit codes.
+DEVICE void code_fragments(const uint4& words, u32 scales, int tile, u32 (&a)[4][4]) {
+  const RowScales s = row_scales(scales, tile);
+  code_pairs(words.x, s.near, a[0][0], a[0][2], a[1][0], a[1][2]);
+  code_pairs(words.y, s.far, a[0][1], a[0][3], a[1][1], a[1][3]);
+  code_pairs(words.z, s.near, a[2][0], a[2][2], a[3][0], a[3][2]);
+  code_pairs(words.w, s.far, a[2][1], a[2][3], a[3][1], a[3][3]);
+}
+
 // A lane's share of one m16 tile of a k-slab, as stored. `scales`: also those of its neighbour.
 struct Raw {
   uint4 words[M16_BYTES / 512];
@@ -87,8 +101,8 @@ DEVICE void fragments(const Raw& raw, int m16, u32 (&a)[4][4]) {
     const uint4 v = raw.words[i];
     a[i][0] = v.x, a[i][1] = v.y, a[i][2] = v.z, a[i][3] = v.w;
   }
-#elif WEIGHTS == 1
-  fp4_fragments(raw.words[0], raw.scales, m16 & 1, a);
+#elif FOUR_BITS
+  code_fragments(raw.words[0], raw.scales, m16 & 1, a);
 #else
 #pragma unroll
   for (int half = 0; half < 2; ++half) {

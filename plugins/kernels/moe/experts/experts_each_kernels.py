@@ -5,11 +5,13 @@ from __future__ import annotations
 from spark_engine.kernel import Plan
 from spark_engine.plugins.formats.weight_packing import padded
 from spark_engine.plugins.kernels.moe.experts.experts_problem import (
+    MOST_SLABS,
     THREADS,
     WARPS,
     Problem,
     by_parts,
     macros,
+    part_slabs,
     refuse,
     split,
     weights,
@@ -17,6 +19,7 @@ from spark_engine.plugins.kernels.moe.experts.experts_problem import (
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 
 MOST_TOKENS = 4
+MOST_TURNS = 22  # k-slabs of `each_down` that a warp holds
 
 
 def refuse_each(node: Node) -> str | None:
@@ -24,11 +27,11 @@ def refuse_each(node: Node) -> str | None:
     if reason := refuse(node):
         return reason
     p = Problem.of(node)
-    if p.tokens > MOST_TOKENS or p.kind != "nvfp4":
-        return f"{p.tokens} tokens of format {p.kind}; up to {MOST_TOKENS} of nvfp4 are served"
-    turns = -(-p.chosen // (WARPS // split(p.inner))) * (-(-p.inner // 64) // split(p.inner))
-    if turns > 10:
-        return f"{p.chosen} experts a token of {p.inner} do not fit in registers"
+    if p.tokens > MOST_TOKENS or not p.four_bits or p.quant:
+        return f"{p.tokens} tokens of format {p.kind}; up to {MOST_TOKENS} of W4A16 are served"
+    turns = -(-p.chosen // (WARPS // split(p.inner))) * part_slabs(p.inner)
+    if turns > MOST_TURNS or part_slabs(p.hidden) > MOST_SLABS:
+        return f"{p.chosen} experts a token of {p.hidden} x {p.inner} do not fit in registers"
     return None
 
 

@@ -8,7 +8,7 @@
 #include "moe/experts/experts_common.cuh"
 
 // Two m16 tiles of WN panels for one pair; blockIdx = (half panel, pair).
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, Side<true>::PART_SLABS > 4 ? 2 : 3)
     each_up(const u8* x, const int* ids, const u8* w13, const u8* scale, const float* scale2,
             u16* h) {
   using S = Side<true>;
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         u32 a[4][4];
-        fp4_fragments(words[u][i], scales[u], i, a);
+        code_fragments(words[u][i], scales[u], i, a);
         multiply(sums[i], a, 0, b[0]);
         multiply(sums[i], a, 1, b[1]);
       }
@@ -73,11 +73,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 }
 
 // One m16 tile of 16 outputs of a token over all its experts; blockIdx = (m16 tile, token).
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+constexpr int TURNS = (K1 + Side<false>::WN - 1) / Side<false>::WN;  // experts of a warp
+constexpr int HELD_SLABS = TURNS * Side<false>::PART_SLABS;          // of all of them
+extern "C" __global__ void __launch_bounds__(THREADS, HELD_SLABS > 10 ? 1 : 2)
     each_down(const u8* h, const int* ids, const float* weights, const u8* w2, const u8* scale,
               const float* scale2, u16* y) {
   using S = Side<false>;
-  constexpr int TURNS = (K1 + S::WN - 1) / S::WN;
   __shared__ float parts[K1][S::WK][16];
   __shared__ int order[K1];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -115,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         if (lane < 4 && k + p * 8 < INNER)
           b[p] = __ldcg((const uint4*)(h + ((pair0 + j) * INNER + k + p * 8) * 2));
       u32 a[4][4];
-      fp4_fragments(words[i][u], scales[i][u], blockIdx.x & 1, a);
+      code_fragments(words[i][u], scales[i][u], blockIdx.x & 1, a);
       multiply(sums, a, 0, b[0]);
       multiply(sums, a, 1, b[1]);
     }

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from spark_engine.kernel import Launch, Plan, Target
 from spark_engine.plugins.formats.weight_packing import padded
 from spark_engine.plugins.kernels.moe.experts.experts_problem import (
+    MOST_SLABS,
     THREADS,
     WARPS,
     Problem,
@@ -17,6 +18,7 @@ from spark_engine.plugins.kernels.moe.experts.experts_problem import (
     combine,
     macros,
     operand,
+    part_slabs,
     refuse,
     weights,
 )
@@ -64,19 +66,20 @@ def chunks_of(p: Problem, w: GroupedConfig) -> tuple[tuple[int, int], ...]:
 
 
 def _columns(p: Problem, target: Target) -> int:
-    if p.tokens <= 128:
+    if p.tokens <= 128 or max(map(part_slabs, (p.hidden, p.inner))) > 4:
         return 1
-    return 2 if p.kind == "nvfp4" or p.kind == "fp8_block" and target.large_shared else 1
+    two = p.four_bits and not p.quant or p.kind == "fp8_block" and target.large_shared
+    return 2 if two else 1
 
 
 def _depth(p: Problem, target: Target) -> int:
-    if p.weights == 1:
+    if p.four_bits:
         return 4 if target.large_shared else 3
     return (2 if target.large_shared else 1) * (1 if p.weights == 0 else 2)
 
 
 def _buffers(p: Problem, columns: int) -> int:
-    return 2 if columns == 1 and p.weights == 1 and not p.quant else 1
+    return 2 if columns == 1 and p.four_bits and not p.quant else 1
 
 
 def fixed_bytes(p: Problem, columns: int, depth: int) -> int:
@@ -91,15 +94,17 @@ def _shared(p: Problem, w: GroupedConfig) -> int:
 
 def _resident(p: Problem, target: Target, shared: int) -> int:
     small = 2 * (shared + 4096) < 230_000
-    return 2 if target.large_shared and p.kind == "nvfp4" and small else 1
+    return 2 if target.large_shared and p.four_bits and not p.quant and small else 1
 
 
 def refuse_grouped(node: Node) -> str | None:
     """Refuses what `up` and `down` cannot hold, not even for one token."""
     if reason := refuse(node):
         return reason
-    target = node.target
-    if config_of(Problem.of(node), target).tokens == 0:
+    p, target = Problem.of(node), node.target
+    if (most := max(map(part_slabs, (p.hidden, p.inner)))) > MOST_SLABS:
+        return f"H = {p.hidden}, I = {p.inner}: {most} k-slabs a warp, more than registers hold"
+    if config_of(p, target).tokens == 0:
         return f"{target.name} has {target.shared_bytes} bytes of shared memory, too few"
     return None
 
@@ -132,16 +137,21 @@ def _launches(
     """Those of one chunk; `start`: its first token, where there are several."""
     shared, last = _shared(p, w), "" if start is None else " start"
 
+    def scales(given: str, of: str) -> str:
+        """Those of x or h: by expert, or by row in scratch memory, or none."""
+        return f"{of}_scales" if _by_row(p) else operand(p, given, "w2")
+
     def product(symbol: str, x: str, weight: str, given: str, out: str) -> Launch:
-        scale = operand(p, given, weight)
+        scale = scales(given, x[0])
         args = f"{x} ids {weights(p, weight)} {scale} {out} tokens{last}"
         return Kernel(symbol, args).launch(
             node, blocks, THREADS, sizes, shared, tokens=p.tokens, start=start or 0
         )
 
     def quantise(symbol: str, x: str, given: str, out: str) -> Launch:
-        kernel = Kernel(symbol, f"{x} ids {given} {out}{last}")
-        return kernel.launch(node, p.pairs, THREADS, sizes, start=start or 0)
+        kernel = Kernel(symbol, f"{x} ids {scales(given, out[0])} {out}{last}")
+        rows = p.tokens if out == "xq" and _by_row(p) else p.pairs
+        return kernel.launch(node, rows, THREADS, sizes, start=start or 0)
 
     up, down = ("x", "h") if not _apart(p) else ("xq", "raw")
     launches = [
@@ -157,7 +167,12 @@ def _launches(
 
 def _apart(p: Problem) -> bool:
     """Whether activations are quantised by launches; fp8_block's are where they are loaded."""
-    return p.quant in (1, 3)
+    return bool(p.quant) and p.kind != "fp8_block"
+
+
+def _by_row(p: Problem) -> bool:
+    """Whether a row of x or h has a scale of its own, for all experts."""
+    return _apart(p) and not p.form.static
 
 
 def _memory(p: Problem) -> dict[str, int]:
@@ -165,6 +180,8 @@ def _memory(p: Problem) -> dict[str, int]:
     h = {"h": p.pairs * p.inner * (4 if p.kind == "fp8_block" else 2)}
     if _apart(p):
         h |= {"xq": p.pairs * p.hidden * 2, "raw": p.pairs * p.inner * 4}
+    if _by_row(p):
+        h |= {"x_scales": p.tokens * 4, "h_scales": p.pairs * 4}
     return h | {"parts": p.pairs * p.hidden * 4}
 
 

@@ -18,8 +18,8 @@ constexpr int BLOCK_M = NT * 8;
 #include "moe/experts/experts_route.cuh"
 
 constexpr int STAGE = 4 * (M16_BYTES + M16_SCALES);
-constexpr bool CODES = QUANT == 2;                   // both sides are e4m3, with scales along k
-constexpr bool HINTED = WEIGHTS == 1 && DEPTH == 4;  // forms with inspected machine code
+constexpr bool CODES = QUANT == 2;                // both sides are e4m3, with scales along k
+constexpr bool HINTED = FOUR_BITS && DEPTH == 4;  // forms with inspected machine code
 
 // `h` as the second product takes it, or whole where it is still to be quantised.
 DEVICE void put_inner(void* h, u64 at, float value) {
@@ -181,7 +181,7 @@ DEVICE void load_tokens(const Shared& s, const u8* in, Tokens (&x)[Side<UP>::PAR
 // The scales of a product with its weights.
 struct Scales {
   const float* row;    // of a weight row; of fp8_block: f32 [E, ⌈N/128⌉, ⌈K/128⌉]
-  const float* given;  // of an expert's input, where it was quantised by one
+  const float* given;  // of an expert's input, or of a row of the input (fp8_token)
 
   DEVICE float of(int expert, u64 at) const {
     if (WEIGHTS == 0 || CODES) return 1.0f;
@@ -203,7 +203,19 @@ struct Scales {
         to[u].y = UP ? __ldg(w + INNER / 128 * ACROSS + block) : to[u].x;
     }
   }
+#if QUANT == 4
+  template <bool UP>
+  DEVICE float of_input(int pair) const {
+    return __ldcg(given + (UP ? pair / K1 : pair));
+  }
+#endif
 };
+
+#if QUANT == 4
+#define BY_INPUT(pair) *scales.of_input<UP>(pair)
+#else
+#define BY_INPUT(pair)
+#endif
 
 // What a thread stores after a piece: of `up` one column of a fragment (the gate and up value of
 // its row), of `down` the whole fragment (two rows, two columns).
@@ -243,7 +255,8 @@ struct Epilogue {
     }
   }
   // Adds the WK parts in order and writes the rows.
-  DEVICE void write(const Shared& s, const float4* parts, const Piece<UP>& p, void* out) const {
+  DEVICE void write(const Shared& s, const Scales& scales, const float4* parts, const Piece<UP>& p,
+                    void* out) const {
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
       if (!there(p, i)) continue;
@@ -262,7 +275,8 @@ struct Epilogue {
         }
         if (pair[half] >= 0)
           put_inner(out, (u64)pair[half] * INNER + row(p, i),
-                    silu_mul(scaled(v.x, a[i % ROWS]), scaled(v.y, b[i % ROWS])));
+                    silu_mul(scaled(v.x, a[i % ROWS] BY_INPUT(pair[half])),
+                             scaled(v.y, b[i % ROWS] BY_INPUT(pair[half]))));
       } else {
         float4 v = from[0];
 #pragma unroll
@@ -275,8 +289,9 @@ struct Epilogue {
         for (int c = 0; c < 2; ++c) {
           if (pair[c] < 0) continue;
           float* const y = (float*)out + (u64)pair[c] * HIDDEN + row(p, i);
-          y[0] = scaled(low[c], a[i % ROWS]);
-          if (HIDDEN % 16 == 0 || row(p, i) + 8 < HIDDEN) y[8] = scaled(high[c], b[i % ROWS]);
+          y[0] = scaled(low[c], a[i % ROWS] BY_INPUT(pair[c]));
+          if (HIDDEN % 16 == 0 || row(p, i) + 8 < HIDDEN)
+            y[8] = scaled(high[c], b[i % ROWS] BY_INPUT(pair[c]));
         }
       }
     }
@@ -343,7 +358,8 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
       find_pairs(s, pairs, expert, (block - first[expert]) * BLOCK_M);
       load_tokens<UP>(s, in, x);
     }
-    constexpr bool EARLY = NT == 1 && Epilogue<UP>::ROWS == 1;  // more leave no registers for it
+    constexpr bool FEW = Epilogue<UP>::ROWS == 1 && S::PART_SLABS <= (RESIDENT > 1 ? 4 : 8);
+    constexpr bool EARLY = NT == 1 && FEW;  // more leave no registers for it
     if (EARLY) epilogue.load(scales, expert, piece);
     float sums[4][NT][4] = {};
     const int panel = piece.step * S::WN + wn;
@@ -375,7 +391,7 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
     }
     __syncthreads();
     if (!EARLY) epilogue.load(scales, expert, piece);
-    epilogue.write(s, mine, piece, out);
+    epilogue.write(s, scales, mine, piece, out);
   }
 }
 

@@ -17,6 +17,7 @@ from spark_engine.plugins.launch import Kernel, Macros, Node
 from spark_engine.tensors import DType
 
 WARPS = 8
+MOST_SLABS = 8  # k-slabs of a warp's part of a dot product, where its activations are in registers
 THREADS = WARPS * 32
 COMBINE = Kernel("moe_combine", "ids weights parts y")
 COMBINE_CHUNK = Kernel("moe_combine", "ids weights parts y start")
@@ -45,6 +46,11 @@ class Problem:
     def weights(self) -> int:
         """Macro WEIGHTS of experts_common.cuh."""
         return self.form.experts.weights if self.form.experts else 0
+
+    @property
+    def four_bits(self) -> bool:
+        """True for codes of 4 bits, packed with their scales along k."""
+        return self.form.experts is not None and self.form.experts.pack_scales is not None
 
     @property
     def quant(self) -> int:
@@ -83,6 +89,11 @@ def split(k: int) -> int:
     return ways // 2 if ways > 1 and slabs == ways else ways
 
 
+def part_slabs(k: int) -> int:
+    """K-slabs of a warp's part of a dot product of k."""
+    return -(-k // 64) // split(k)
+
+
 def refuse(node: Node) -> str | None:
     """What no tactic serves: a sentence why, or None."""
     kind, x, w13, w2 = node.text("format"), node["x"], node["w13"], node["w2"]
@@ -95,16 +106,13 @@ def refuse(node: Node) -> str | None:
     p = Problem.of(node)
     if p.hidden % 16 or p.inner % 16:
         return f"H = {p.hidden} and I = {p.inner}; both must be multiples of 16"
-    if p.weights != 1 and (w13.dims[2], w2.dims[2]) != (
+    if not p.four_bits and (w13.dims[2], w2.dims[2]) != (
         padded(p.hidden, et.KSLAB),
         padded(p.inner, et.KSLAB),
     ):
         return f"H = {p.hidden} and I; both must be multiples of 16"
     if kind == "fp8_block" and p.inner % 128:
         return f"I = {p.inner}; in blocks of 128 it must be a multiple of 128"
-    for k in (p.hidden, p.inner):
-        if -(-k // 64) // split(k) > 4:
-            return f"a row of {k} weights is more than the fragments that fit in registers"
     return None
 
 

@@ -35,12 +35,12 @@ HOPPER_RATE, OTHER_RATE = 0.45, 0.75
 
 
 def refuse_tiles(node: Node, tiling: wide.Tiling) -> str | None:
-    """Refuses scales along k that no bf16 holds, and few tokens of `_128`."""
+    """Refuses inputs with scales that no bf16 holds, and few tokens of `_128`."""
     if reason := refuse(node):
         return reason
     p = Problem.of(node)
-    if p.kind == "fp8_block":
-        return f"format {p.kind} has scales along k that are no codes' own; these kernels take none"
+    if p.quant and not p.form.static:
+        return f"format {p.kind} has scales of its input's rows; these kernels take none"
     if 2 * p.pairs * max(p.hidden, p.inner) >= 1 << 32:
         return f"{p.pairs} rows of {max(p.hidden, p.inner)} are beyond offsets of 32 bits"
     if tiling is wide.ASCENDING and p.tokens < wide.FEWEST:

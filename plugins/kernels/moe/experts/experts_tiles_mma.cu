@@ -89,12 +89,12 @@ struct Slab {
   // Weights of half a k-slab: dequantised one half before they are multiplied, with its products.
   struct Held {
     u32 a[2][2][4];       // by m16 tile and step
-    uint4 words[2][RAW];  // as stored; of NVFP4 both halves
+    uint4 words[2][RAW];  // as stored; of 4-bit codes both halves
     [[maybe_unused]] u32 scales;
 
     template <int HALF>
     DEVICE void load(const Place<Slab>& stage) {
-      if (WEIGHTS == 1 && HALF == 1) return;
+      if (FOUR_BITS && HALF == 1) return;
       const u32 own = stage.own + (threadIdx.x >> 5) * OWN_BYTES + lane_id() * 16;
 #pragma unroll
       for (int i = 0; i < 2 * RAW; ++i)
@@ -112,10 +112,10 @@ struct Slab {
         const uint4 u = words[i][1];
         a[0][0] = v.x, a[0][1] = v.y, a[0][2] = v.z, a[0][3] = v.w;
         a[1][0] = u.x, a[1][1] = u.y, a[1][2] = u.z, a[1][3] = u.w;
-#elif WEIGHTS == 1
-        const u32 near = fp4_scale(scales, 2 * i), far = fp4_scale(scales, 2 * i + 1);
-        fp4_pairs(HALF ? v.z : v.x, near, a[0][0], a[0][2], a[1][0], a[1][2]);
-        fp4_pairs(HALF ? v.w : v.y, far, a[0][1], a[0][3], a[1][1], a[1][3]);
+#elif FOUR_BITS
+        const RowScales s = row_scales(scales, i);
+        code_pairs(HALF ? v.z : v.x, s.near, a[0][0], a[0][2], a[1][0], a[1][2]);
+        code_pairs(HALF ? v.w : v.y, s.far, a[0][1], a[0][3], a[1][1], a[1][3]);
 #else
         fp8_pairs(v.x, a[0][0], a[0][2]);
         fp8_pairs(v.y, a[1][0], a[1][2]);
@@ -188,7 +188,7 @@ struct Slab {
   // A warp's weights of the stage that was multiplied; of the next one too where they are held.
   DEVICE static Staging staging(u32 last, u32 next) {
     const u32 own = Item<true>::warp() * OWN_BYTES;
-    return {{last + own, WEIGHTS == 1 ? next + own : last + own + 1024}};
+    return {{last + own, FOUR_BITS ? next + own : last + own + 1024}};
   }
 
   // `h`, bf16 [places, INNER]: sixteen columns of sixteen tokens at a time, INNER_TURNS times

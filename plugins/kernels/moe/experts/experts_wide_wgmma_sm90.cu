@@ -158,7 +158,7 @@ struct TileWork {
   template <bool UP>
   DEVICE void load_factors(const float* scale2) {
     a = b = 1.0f;
-    if (WEIGHTS != 1) return;
+    if (!FOUR_BITS) return;
     const int g = lane_id() >> 2;
     const int row = UP ? panel * 32 + m16() * 8 + g : panel * 64 + m16() * 16 + g;
     const float* two = scale2 + (u64)tile.x * (UP ? 2 * INNER : HIDDEN) + row;

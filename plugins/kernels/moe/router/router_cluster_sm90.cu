@@ -15,6 +15,8 @@ constexpr int CLUSTER = 8;
 constexpr int THREADS = BLOCK_TILES * 256;
 constexpr int SLABS = HIDDEN / 64;
 constexpr int EACH = (SLABS + 7) / 8;
+constexpr int HELD = EACH < 4 ? EACH : 4;  // k-slabs of a warp in registers at once
+static_assert(EACH == HELD || COLUMNS == 1, "weights are replaced where more do not fit");
 static_assert(HIDDEN % 64 == 0 && EXPERTS % 16 == 0, "what the tactic refuses");
 
 struct Shared {
@@ -25,6 +27,7 @@ struct Shared {
   float gate_parts[COLUMNS][CLUSTER];
 };
 
+DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 // To the same place in the shared memory of another block of the cluster.
 DEVICE void store_in_block(float* place, u32 block, float value) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address_in_block(place, block)), "f"(value)
@@ -38,14 +41,47 @@ DEVICE float gate_logit(const float* parts) {
   return dot;
 }
 
-// This block's part of a gate, by one warp.
-DEVICE void add_gate(float* sum, const u8* x, const uint4& gate, bool there, int k) {
+// This block's part of a gate, by one warp: eight k a lane in `run`, others as they come.
+DEVICE void add_gate(float* sum, const u8* x, const uint4& run, bool there, int k, const u8* gate) {
   float a[8] = {}, b[8] = {}, dot = 0.0f;
-  if (there) unpack8(gate, a), unpack8(__ldcg((const uint4*)(x + 2 * k)), b);
+  if (there) unpack8(run, a), unpack8(__ldcg((const uint4*)(x + 2 * k)), b);
 #pragma unroll
   for (int i = 0; i < 8; ++i) dot = fmaf(a[i], b[i], dot);
+#pragma unroll
+  for (int more = 256; more < HIDDEN / 8; more += 256) {
+    if (lane_id() * 8 + more >= HIDDEN / 8) break;
+    unpack8(load_once(gate + 2 * (k + more)), a);
+    unpack8(__ldcg((const uint4*)(x + 2 * (k + more))), b);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) dot = fmaf(a[i], b[i], dot);
+  }
   dot = warp_sum(dot);
   if (lane_id() == 0) *sum = dot;
+}
+
+// Rows `row` and `row` + 8 of a part's k-slabs from `first` on, as many as registers hold.
+DEVICE void load_weights(uint4 (&a)[HELD][2][2], const u8* w, int row, int k0, int first,
+                         int part) {
+  const bool busy = row < EXPERTS;
+#pragma unroll
+  for (int u = 0; u < HELD; ++u)
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        a[u][h][i] = make_uint4(0, 0, 0, 0);
+        const u64 at = (u64)(row + 8 * i) * HIDDEN + k0 + (first + u) * 64 + h * 32;
+        if (busy && first + u < EACH && part * EACH + first + u < SLABS)
+          a[u][h][i] = load_once(w + 2 * at);
+      }
+}
+// The k-slabs that are loaded once registers are free: into L2 meanwhile.
+DEVICE void prefetch_rest(const u8* w, int row, int k0, int part) {
+#pragma unroll
+  for (int u = HELD; u < EACH; ++u)
+    for (int i = 0; i < 2; ++i)
+      if (row < EXPERTS && part * EACH + u < SLABS)
+        prefetch(w + 2 * ((u64)(row + 8 * i) * HIDDEN + k0 + u * 64));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -55,18 +91,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int rank = blockIdx.x % CLUSTER, token0 = blockIdx.x / CLUSTER * 8 * COLUMNS;
   const int warp = threadIdx.x >> 5, part = warp % 8, lane = lane_id(), g = lane >> 2, t = lane & 3;
   const int row = (rank * BLOCK_TILES + warp / 8) * 16 + g, k0 = part * EACH * 64 + t * 8;
-  const bool busy = row < EXPERTS;
-  uint4 a[EACH][2][2];
-#pragma unroll
-  for (int u = 0; u < EACH; ++u)  // weights do not depend on the previous launch
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        a[u][h][i] = make_uint4(0, 0, 0, 0);
-        const u64 at = (u64)(row + 8 * i) * HIDDEN + k0 + u * 64 + h * 32;
-        if (busy && part * EACH + u < SLABS) a[u][h][i] = load_once(w + 2 * at);
-      }
+  uint4 a[HELD][2][2];
+  load_weights(a, w, row, k0, 0, part);  // they do not depend on the previous launch
+  prefetch_rest(w, row, k0, part);
   const int gate_k = rank * (HIDDEN / 8) + lane * 8;
   const bool gated = GATE && warp < 8 && lane * 8 < HIDDEN / 8;
   uint4 gate_run = make_uint4(0, 0, 0, 0);
@@ -76,29 +103,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   launch_dependents();
 #pragma unroll
   for (int c = 0; c < COLUMNS; ++c) {
-    uint4 b[EACH][2];
     const u8* from = x + (u64)min(token0 + c * 8 + g, tokens - 1) * HIDDEN * 2;
-#pragma unroll
-    for (int u = 0; u < EACH; ++u)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        b[u][h] = make_uint4(0, 0, 0, 0);
-        if (part * EACH + u < SLABS)
-          b[u][h] = __ldcg((const uint4*)(from + 2 * (k0 + u * 64 + h * 32)));
-      }
-    if (GATE && warp < 8)
-      add_gate(&s.gates[c][warp], x + (u64)min(token0 + c * 8 + warp, tokens - 1) * HIDDEN * 2,
-               gate_run, gated, gate_k);
     float d[4] = {};
 #pragma unroll
-    for (int u = 0; u < EACH; ++u)
+    for (int first = 0; first < EACH; first += HELD) {
+      uint4 b[HELD][2];
+      if (first > 0) load_weights(a, w, row, k0, first, part);
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const u32 even[4] = {a[u][h][0].x, a[u][h][1].x, a[u][h][0].y, a[u][h][1].y};
-        const u32 odd[4] = {a[u][h][0].z, a[u][h][1].z, a[u][h][0].w, a[u][h][1].w};
-        mma_bf16(d, even, b[u][h].x, b[u][h].y);
-        mma_bf16(d, odd, b[u][h].z, b[u][h].w);
-      }
+      for (int u = first; u < min(first + HELD, EACH); ++u)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          b[u - first][h] = make_uint4(0, 0, 0, 0);
+          if (part * EACH + u < SLABS)
+            b[u - first][h] = __ldcg((const uint4*)(from + 2 * (k0 + u * 64 + h * 32)));
+        }
+      if (GATE && warp < 8 && first == 0)
+        add_gate(&s.gates[c][warp], x + (u64)min(token0 + c * 8 + warp, tokens - 1) * HIDDEN * 2,
+                 gate_run, gated, gate_k, gate);
+#pragma unroll
+      for (int u = first; u < min(first + HELD, EACH); ++u)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const uint4(&rows)[2] = a[u - first][h];
+          const u32 even[4] = {rows[0].x, rows[1].x, rows[0].y, rows[1].y};
+          const u32 odd[4] = {rows[0].z, rows[1].z, rows[0].w, rows[1].w};
+          mma_bf16(d, even, b[u - first][h].x, b[u - first][h].y);
+          mma_bf16(d, odd, b[u - first][h].z, b[u - first][h].w);
+        }
+    }
     s.parts[c][warp / 8][part][lane] = make_float4(d[0], d[1], d[2], d[3]);
   }
   __syncthreads();

@@ -13,7 +13,8 @@ from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.tensors import DType
 
 ROWS, TOKENS = 16, 8  # of a block
-HELD = 4  # k-slabs of 64 k that a warp holds
+HELD = 8  # k-slabs of 64 k that a warp holds
+NARROW = 2048  # columns of x of which registers hold a cluster's weights for twice the tokens
 ONE_WAVE = 64  # tokens; their clusters of 8 tokens are all resident on an H200
 WIDE_EXPERTS = {True: 320, False: 288}  # of a block, the gate among them, by large shared memory
 WIDE_TOKENS = 96  # of a block
@@ -82,7 +83,7 @@ def refuse_cluster(node: Node) -> str | None:
 def plan_cluster(node: Node) -> Plan:
     """One launch, a cluster for eight tokens or twice as many."""
     tokens, m16_tiles = node.dim("tokens"), -(-node.dim("E") // (ROWS * CLUSTER))
-    columns = 1 if tokens <= ONE_WAVE else 2
+    columns = 1 if tokens <= ONE_WAVE or node.dim("H") > NARROW else 2
     launch = _kernel("moe_router_cluster", node, early=Early(begins=True)).launch(
         node,
         -(-tokens // (TOKENS * columns)) * CLUSTER,

@@ -1,0 +1,134 @@
+"""Which published checkpoint fits which machine, how fast it is there, and what was tested.
+
+`python -m benchmarks.checkpoints` plans those of `benchmarks.published` that are served, without
+their weights, and writes builder/checkpoint_list.json; `python -m benchmarks.performance` then
+writes docs/models.md. Memory is what the builder's planner asks for, tokens a second are measured
+rows of benchmarks/results/decode or predictions of `gb10.predict`. Measures nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import performance
+from benchmarks.published import CHECKPOINTS, Published, write
+from benchmarks.rehearsal.gb10 import calibration, predict
+from benchmarks.rehearsal.gb10.calibration import Laws
+from benchmarks.rehearsal.gb10.tables import rate
+from benchmarks.weightless_plan import options, plan_of
+from spark_engine.builder.checkpoint_list import FILE
+from spark_engine.builder.graph.lower import facts_of
+from spark_engine.builder.plan import budget
+from spark_engine.builder.plan.budget import Needs
+from spark_engine.builder.plan.options import Options, resolve
+from spark_engine.errors import CheckpointError, OptionError
+from spark_engine.interface import DECODE
+from spark_engine.kernel import CARDS, GB10, TARGETS, Target
+from spark_engine.models.open_model import open_model
+
+CONTEXT = budget.MAX_CONTEXT
+USERS = (1, 8)
+
+
+def _of_memory(gib: int) -> Target:
+    """A card that is no target: its memory alone counts."""
+    return replace(GB10, card=replace(GB10.card, memory=gib << 30))
+
+
+MACHINES = {  # the memory that a process may count on
+    "Spark": GB10,
+    "24 GB": _of_memory(23),
+    "32 GB": _of_memory(31),
+    "80 GB": CARDS["h100"],
+    "141 GB": CARDS["h200"],
+}
+MEASURED = {
+    "nvidia/Qwen3.6-27B-NVFP4": "qwen36-27b",
+    "nvidia/Qwen3.6-35B-A3B-NVFP4": "qwen36-35b-a3b",
+}
+RAN = ("plain", "fp8", "fp8_block", "nvfp4")  # schemes with kernels that tests have run on a GPU
+Json = dict[str, Any]
+
+
+def sequences(target: Target, needs: Needs, pages_each: int) -> int:
+    """How many of CONTEXT tokens fit at once, without a prefix cache."""
+    fitting = (
+        n
+        for n in range(budget.MAX_SEQS, 0, -1)
+        if budget.pages(target, needs, n, cache=0) >= n * pages_each
+    )
+    return next(fitting, 0)
+
+
+def described(row: Published, folder: Path) -> Json | None:
+    """What needs no graph of a checkpoint; None where it is not served."""
+    try:
+        model = open_model(write(row, folder))
+    except CheckpointError:
+        return None
+    facts = facts_of(model)
+    plan = resolve(Options(GB10.name, max_seqs=1, max_context=CONTEXT), facts)
+    limits = plan.limits
+    needs = facts.needs(
+        plan.precision, limits.page_size, limits.gdn_ring, limits.drafts, plan.draft
+    )
+    held = {n: sequences(t, needs, limits.pages_per_seq) for n, t in MACHINES.items()}
+    tested = ["layout"]
+    tested += ["ops"] if set(model.table.modules.values()) <= set(RAN) else []
+    tested += ["speed"] if row.name in MEASURED else []
+    return {
+        "name": row.name,
+        "weights": row.format,
+        "gb": round(needs.weights / 1e9, 1),
+        "sequences": held,
+        "drafts": limits.drafts,
+        "tested": ", ".join(tested),
+    }
+
+
+def speeds(row: Published, folder: Path, known: Json, laws: Laws) -> Json:
+    """The targets with a kernel for every node, and tokens a second."""
+    found: list[Json] = []
+    targets = []
+    drafts = known["drafts"]
+    rounds = ((1, drafts),) if drafts else None
+    for target in TARGETS:
+        wanted = options(target, decode=USERS, prefill=(1024,), verify=rounds, drafts=drafts)
+        try:
+            plan = plan_of(folder, replace(wanted, max_seqs=max(USERS)))
+        except OptionError:
+            continue  # no kernel for its size
+        targets.append(target)
+        if target == GB10.name and known["sequences"]["Spark"]:
+            users = {str(n): rate(n, predict.predicted(plan[DECODE, n], laws)["ms"]) for n in USERS}
+            found.append({"card": "Spark", "how": "predicted", "users": users})
+    if row.name in MEASURED:
+        ours = performance.rows_of(performance.DEFAULT)
+        each = {str(n): f"{ours[MEASURED[row.name], n]['decode_tok_s']:,.0f}" for n in USERS}
+        found.append({"card": "H200", "how": "measured", "users": each})
+    return {"targets": targets, "speeds": found}
+
+
+def main() -> None:
+    """The command."""
+    machine, measured = predict.nearest(predict.LAUNCHES)
+    laws, rows = calibration.laws_of(measured, machine), []
+    with tempfile.TemporaryDirectory() as name:
+        for i, row in enumerate(CHECKPOINTS):
+            folder = Path(name) / str(i)
+            known = described(row, folder)
+            if known is None:
+                print(f"{row.name}: not served")
+                continue
+            rows.append(known | speeds(row, folder, known, laws))
+            print(rows[-1], flush=True)
+    whole = {"context": CONTEXT, "machines": list(MACHINES), "checkpoints": rows}
+    FILE.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Full-size models are planned from their configs alone."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.models import next_configs
+from tests.repository import ROOT
+
+sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
+
+from benchmarks.weightless_plan import options, plan_of  # noqa: E402
+
+
+@pytest.mark.parametrize("format", next_configs.FORMATS)
+def test_every_node_of_qwen3_next_has_a_tactic(format: str, tmp_path: Path) -> None:
+    """At the published widths, of a layer of each kind, with drafts."""
+    path = next_configs.write(tmp_path, format, num_hidden_layers=2, full_attention_interval=2)
+    wishes = {"decode": (1, 32), "prefill": (4096,), "verify": ((32, 3),), "max_seqs": 32}
+    for target in ("sm_90a", "sm_121a"):
+        plan = plan_of(path, options(target, **wishes))
+        assert {family for family, _ in plan} == {"decode", "prefill", "verify_k3"}
+        ops = [node.op for node in plan["decode", 1].nodes]
+        experts = ops.count("moe_norm_quant"), ops.count("grouped_moe"), ops.count("shared_gate")
+        # of nvfp4_a4 the shared expert is bf16, so it is not one of the grouped ones
+        assert experts == ((0, 2, 2) if format == "nvfp4_a4" else (2, 0, 0))

@@ -1,0 +1,142 @@
+"""Checkpoints with FP8 as exporters store it: by channel and token, in blocks, next to NVFP4."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from spark_engine.models.checkpoint.quant_schemes import Scheme
+from spark_engine.models.checkpoint.tensor_list import linears
+from spark_engine.models.open_model import open_model
+from spark_engine.models.weights.operands import projection
+from spark_engine.models.weights.stored_model import Model
+from tests.checkpoint_files import Array, write_safetensors, write_shards
+from tests.checkpoints import Written, write_checkpoint
+from tests.oracles.oracle import spread
+
+Json = dict[str, Any]
+HEAD = {"mtp_num_hidden_layers": 1}
+UP = "layers.0.mlp.up_proj"
+
+
+def tensors_of(folder: Path) -> dict[str, Array]:
+    checkpoint = open_model(folder).checkpoint
+    assert checkpoint is not None
+    return {name: checkpoint.read(name).copy() for name in checkpoint.tensors}
+
+
+def declare(folder: Path, quantisation: Json) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = quantisation
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def values(model: Model, module: str) -> Array:
+    """What the operands of a projection mean, without the scale of the input."""
+    p = projection(model, module, model.table[module])
+    assert model.checkpoint is not None and p.input_scale is None
+    weight, scale = (r.evaluate(model.checkpoint) for r in (p.weight, p.scales["weight_scale"]))
+    wide = weight.astype(np.float64)
+    if p.scheme is Scheme.FP8_BLOCK:
+        return wide * spread(scale.astype(np.float64), 128, 128, weight.shape)
+    return np.asarray(wide * scale[:, None])
+
+
+def check(written: Written, model: Model, scheme: Scheme) -> None:
+    """Every projection of the scheme has the values that were written."""
+    found = [m for m in (x.module for x in linears(model.rows)) if model.table[m] is scheme]
+    assert found
+    for module in found:
+        want = written.values[f"{model.layout.file_name(module)}.weight"]
+        np.testing.assert_allclose(values(model, module), want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", ["column", "row", "scalar"])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_modelopt_by_channel(tmp_path: Path, shape: str, dtype: type) -> None:
+    written = write_checkpoint(tmp_path, format="ct_fp8_channel")
+    tensors = tensors_of(tmp_path)
+    for name in [n for n in tensors if n.endswith("weight_scale")]:
+        scale = tensors[name].astype(np.float32).astype(dtype)
+        if shape == "scalar":
+            scale = np.full((), 0.5, dtype)
+            weight = name.removesuffix("_scale")
+            written.values[weight] = tensors[weight].astype(np.float32) / 2
+        tensors[name] = scale[:, 0] if shape == "row" else scale
+    write_shards(tmp_path, tensors, 1)
+    algorithm = {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}
+    declare(tmp_path, algorithm | {"exclude_modules": ["*in_proj_a", "*in_proj_b"]})
+    check(written, open_model(tmp_path), Scheme.FP8_CHANNEL)
+
+
+@pytest.mark.parametrize("four", [True, False], ids=["four dimensions", "inverse"])
+def test_modelopt_blocks_of_weights_alone(tmp_path: Path, four: bool) -> None:
+    """`weight_scale` [n, 1, k, 1] (Model Optimizer), or `weight_scale_inv` [n, k]."""
+    written = write_checkpoint(tmp_path, HEAD, "fp8_block", head="fp8_block")
+    tensors = tensors_of(tmp_path)
+    if four:
+        for name in [n for n in tensors if n.endswith("weight_scale_inv")]:
+            scale = tensors.pop(name).astype(np.float32)[:, None, :, None]
+            tensors[name.removesuffix("_inv")] = scale
+    write_shards(tmp_path, tensors, 1)
+    algorithm = {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}
+    plain = ["lm_head", "*in_proj_a", "*in_proj_b"]
+    declare(tmp_path, algorithm | {"exclude_modules": plain})
+    model = open_model(tmp_path)
+    assert model.has_drafts, model.draft_note
+    check(written, model, Scheme.FP8_BLOCK)
+    assert model.table["mtp.layers.0.mlp.up_proj"] is Scheme.FP8_BLOCK
+
+
+@pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
+@pytest.mark.parametrize("head", ["ct_fp8_channel", "ct_nvfp4_a4", ""])
+def test_by_token_next_to_w4a4(tmp_path: Path, moe: bool, head: str) -> None:
+    """MLPs are W4A4, the rest and the head are FP8, and the draft head is in another file;
+    the names of whole mixers are in `ignore`."""
+    written = write_checkpoint(tmp_path / "fp8", HEAD, "ct_fp8_channel", moe=moe, head=head,
+                               head_experts="split", kv_scales="compressed")  # fmt: skip
+    write_checkpoint(tmp_path / "fp4", HEAD, "ct_nvfp4_a4", moe=moe)
+    eight, four = (tensors_of(tmp_path / name) for name in ("fp8", "fp4"))
+    groups = [
+        json.loads((tmp_path / name / "config.json").read_text())["quantization_config"]
+        ["config_groups"]["group_0"] for name in ("fp8", "fp4")
+    ]  # fmt: skip
+    mlps = ("gate_proj.", "up_proj.", "down_proj.")
+    mixed = {
+        n: a for n, a in eight.items() if n.startswith("mtp.") or not any(m in n for m in mlps)
+    }
+    mixed |= {n: a for n, a in four.items() if any(m in n for m in mlps) and "mtp." not in n}
+    groups[0]["targets"] = [r"re:.*(self_attn|linear_attn)\.(?!in_proj_[ab])", "re:.*lm_head"]
+    groups[1]["targets"] = [r"re:.*mlp.*(gate|up|down)_proj$"]
+    ignore = [
+        f"model.layers.{i}.{m}" for i in range(4) for m in ("linear_attn", "self_attn", "mlp")
+    ]
+    folder = tmp_path / "fp8"
+    named = {f"group_{i}": group for i, group in enumerate(groups)}
+    method = {"quant_method": "compressed-tensors", "format": "mixed-precision"}
+    declare(folder, method | {"config_groups": named, "ignore": ignore})
+    (folder / "model.safetensors").unlink()
+    files = {"model.safetensors": False, "model_mtp.safetensors": True}
+    for file, drafts in files.items():
+        write_safetensors(
+            folder / file, {n: a for n, a in mixed.items() if n.startswith("mtp.") is drafts}
+        )
+    weight_map = {n: [*files][n.startswith("mtp.")] for n in mixed}
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    model = open_model(folder)
+    table = model.table
+    assert table["layers.0.mlp.experts" if moe else UP] is Scheme.NVFP4_A4
+    assert table["lm_head"] is table["layers.0.linear_attn.in_proj_qkv"] is Scheme.FP8_CHANNEL
+    check(written, model, Scheme.FP8_CHANNEL)
+    assert model.has_drafts, model.draft_note
+    want = {"ct_fp8_channel": Scheme.FP8_CHANNEL, "ct_nvfp4_a4": Scheme.NVFP4_A4}
+    found = table["mtp.layers.0.self_attn.q_proj"]
+    assert found is want.get(head, Scheme.PLAIN)
+    assert model.has("layers.3.self_attn.k_scale")

@@ -1,0 +1,87 @@
+"""The config.json of Qwen/Qwen3-Next-80B-A3B-Instruct and of files of it in other formats.
+
+`config(format)`: bf16 and fp8_block as Qwen publishes them; after ModelOpt's exports nvfp4_a4 of
+the routed experts alone, nvfp4 (W4A16) of all projections, and fp8 with one scale of a tensor. The
+draft head is in the files and not in config.json.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.repository import ROOT
+
+BENCHMARKS = ROOT / "benchmarks" / "configs"
+Json = dict[str, Any]
+FORMATS = ("bf16", "fp8", "fp8_block", "nvfp4", "nvfp4_a4")
+LAYERS = 48
+FULL: Json = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "attention_bias": False,
+    "bos_token_id": 151643,
+    "decoder_sparse_step": 1,
+    "eos_token_id": 151645,
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "max_position_embeddings": 262144,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_next",
+    "moe_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "num_attention_heads": 16,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "num_hidden_layers": LAYERS,
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 0.25,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 10000000,
+    "shared_expert_intermediate_size": 512,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+
+def config(format: str = "bf16", **changes: Any) -> Json:
+    """config.json with the quantisation of one format."""
+    made = FULL | changes
+    quantised = quantisation(format, made["num_hidden_layers"])
+    return made | ({"quantization_config": quantised} if quantised else {})
+
+
+def write(folder: Path, format: str, **changes: Any) -> Path:
+    """A folder for which weights are drawn."""
+    (folder / "config.json").write_text(json.dumps(config(format, **changes)))
+    (folder / "synthetic.json").write_text(json.dumps({"seed": 1}))
+    return folder
+
+
+def quantisation(format: str, layers: int = LAYERS) -> Json:
+    """config.json's quantization_config; empty for bf16."""
+    if format == "bf16":
+        return {}
+    if format == "fp8_block":
+        head = [f"mtp.{n}" for n in ("fc", "layers.0.mlp.gate", "layers.0.mlp.shared_expert_gate")]
+        kept = ("linear_attn.in_proj_ba", "mlp.gate", "mlp.shared_expert_gate")
+        plain = [f"model.layers.{i}.{name}" for i in range(layers) for name in kept]
+        block: Json = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+        block |= {"weight_block_size": [128, 128]}
+        return block | {"modules_to_not_convert": ["lm_head", *plain, *head]}
+    ignored = ["lm_head", "*.in_proj_ba", "*.mlp.gate", "*.shared_expert_gate", "mtp*"]
+    if format == "nvfp4_a4":
+        ignored += ["*.self_attn*", "*.linear_attn*", "*.shared_expert*"]
+    algorithm = {"fp8": "FP8", "nvfp4": "W4A16_NVFP4", "nvfp4_a4": "NVFP4"}[format]
+    return {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ignored}

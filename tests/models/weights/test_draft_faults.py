@@ -1,0 +1,94 @@
+"""A draft head with damaged values: left out with the reason, unless drafts are asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spark_engine.builder.build import build, planned
+from spark_engine.builder.plan.options import Options
+from spark_engine.errors import CheckpointError, OptionError
+from spark_engine.models.checkpoint.files import open_checkpoint
+from spark_engine.models.weights.draft_weights import head_fault
+from tests.checkpoint_files import write_shards
+from tests.checkpoints import write_checkpoint
+from tests.models.test_drafts import SMALL
+
+GPU = Options(target="sm_121a")
+
+
+def _written(path: Path, head: str, name: str = "", code: float | None = None) -> Path:
+    """A checkpoint with a head in that format, and one element of it changed."""
+    write_checkpoint(path, SMALL | {"hidden_size": 128}, "bf16", head=head)
+    opened = open_checkpoint(path)
+    tensors = {n: opened.read(n).copy() for n in opened.tensors}
+    if name:
+        tensors[name].reshape(-1)[-1:] = np.array(code).astype(tensors[name].dtype)
+    (path / "model.safetensors").unlink()
+    write_shards(path, tensors, 1)
+    return path
+
+
+@pytest.mark.parametrize("head", ["bf16", "fp16", "f32", "fp8", "fp8_block", "nvfp4"])
+def test_a_sound_head_is_built_in(tmp_path: Path, head: str) -> None:
+    model, plan = planned(_written(tmp_path, head), GPU)
+    assert head_fault(model) == "" and plan.draft and not plan.notes
+
+
+@pytest.mark.parametrize(
+    ("head", "name", "value"),
+    [
+        *((head, "mtp.fc.weight", np.nan) for head in ("bf16", "fp16", "f32", "fp8", "fp8_block")),
+        *((head, "mtp.norm.weight", np.inf) for head in ("bf16", "f32", "fp8")),
+        ("fp8_block", "mtp.layers.0.mlp.up_proj.weight_scale_inv", -1.0),
+        ("nvfp4", "mtp.layers.0.mlp.up_proj.weight_scale", np.nan),
+        ("nvfp4", "mtp.layers.0.mlp.up_proj.weight_scale_2", 0.0),
+    ],
+)
+def test_a_damaged_head_is_left_out(tmp_path: Path, head: str, name: str, value: float) -> None:
+    model, plan = planned(_written(tmp_path, head, name, value), GPU)
+    assert plan.draft is None and plan.limits.drafts == 0 and not model.has_drafts
+    (note,) = plan.notes
+    assert note.startswith(f"the checkpoint's draft head is not used: {name}")
+    assert note.endswith(": built without drafts")
+
+
+def test_a_damaged_head_that_is_asked_for_is_refused(tmp_path: Path) -> None:
+    path = _written(tmp_path / "model", "fp8", "mtp.fc.weight", np.nan)
+    few = {"decode": (1,), "prefill": (64,), "max_seqs": 1, "max_context": 64}
+    with pytest.raises(CheckpointError, match=r"mtp.fc.weight\[127, 255\] is nan"):
+        build(path, tmp_path / "engine", Options(drafts=1, **few), lambda text: None)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="--draft-dtype: the checkpoint's draft head is not used"):
+        planned(path, Options(target="sm_121a", draft_dtype="checkpoint"))
+    assert planned(path, Options(target="sm_121a", drafts=0))[1].notes == ()
+
+
+def test_an_index_that_names_a_head_that_no_file_has(tmp_path: Path) -> None:
+    """As of a merge with the index of its base."""
+    import json
+
+    path = tmp_path / "model"
+    write_checkpoint(path, SMALL, shards=2)
+    opened = open_checkpoint(path)
+    head = [n for n in opened.tensors if n.startswith("mtp.")]
+    kept = {n: opened.read(n).copy() for n in opened.tensors if n not in head}
+    for file in path.glob("*.safetensors"):
+        file.unlink()
+    write_shards(path, kept, 2)
+    index = path / "model.safetensors.index.json"
+    table = json.loads(index.read_text())
+    table["weight_map"] |= dict.fromkeys(head, "model-00002-of-00002.safetensors")
+    index.write_text(json.dumps(table))
+    model, plan = planned(path, GPU)
+    assert plan.draft is None
+    assert plan.notes[0].startswith(
+        "the checkpoint's files hold no tensor of the draft head (mtp.*)"
+    )
+    assert (
+        model.checkpoint is not None and f"names {len(head)} tensors" in model.checkpoint.notes[0]
+    )
+    few = {"decode": (1,), "prefill": (64,), "max_seqs": 1, "max_context": 64}
+    report = build(path, tmp_path / "engine", Options(**few), lambda text: None)  # type: ignore[arg-type]
+    assert any("tensors that no file has" in note for note in report.notes)

@@ -1,0 +1,193 @@
+"""Odd files: those that must build compute the right tokens and say what was done about them;
+those that must not are refused in a sentence that names the format in its first words."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from spark_engine.builder import cli
+from spark_engine.builder.graph.lower import facts_of
+from spark_engine.models.open_model import open_model
+from tests.published import damage
+from tests.published.checkpoint import Layout, Written, make
+from tests.published.damage import STEM, YARN, Change, quantisation, text
+from tests.published.layouts import BLOCKS, LAYOUTS, LINEAR, linear
+
+pytest.importorskip("transformers")
+
+from tests.published.test_published import follow  # noqa: E402
+
+DENSE, MOE = "bf16 wrapper, dense", "bf16 wrapper, fused experts"
+NO_HEAD = replace(LAYOUTS[DENSE], head=None)
+WORDS, CHARACTERS = 8, 300  # words in which a format is named; of a refusal
+DEAD = {
+    "missing": ("nvidia 122B", None),
+    "zero": ("nvidia 122B", 0.0),
+    "denormal": ("nvidia 122B", 9.99994610111476e-41),
+    "infinite": ("nvidia 122B", math.inf),
+    "compressed-tensors, missing": ("CT NVFP4, experts", None),
+    "compressed-tensors, zero": ("CT NVFP4, experts", 0.0),
+    "compressed-tensors, infinite": ("CT NVFP4, experts", math.inf),
+}
+
+
+def _nothing(written: Written) -> None:
+    """The layout's file as it is."""
+
+
+def _same(folder: Path) -> Path:
+    return folder
+
+
+@dataclass(frozen=True)
+class Odd:
+    """`base` is a layout or the name of one. `says`: a pattern of the notes of a build, or of a
+    refusal. `head`: whether a draft head is found."""
+
+    base: str | Layout
+    change: Change = _nothing
+    says: str = ""
+    folder: Callable[[Path], Path] = _same
+    head: bool = True
+
+    def written(self) -> Written:
+        layout = LAYOUTS[self.base] if isinstance(self.base, str) else self.base
+        written = make(layout)
+        self.change(written)
+        return written
+
+
+def _rope(**keys: object) -> Layout:
+    return replace(LAYOUTS[DENSE], changes=keys)
+
+
+SCALE = r"(?i)scales? of .*experts?|experts?.*scale"
+CT = "CT NVFP4, dense"
+INV_FREQ = f"{STEM}layers.1.self_attn.rotary_emb.inv_freq"
+LORA = "base_model.model.layers.0.mlp.gate_proj.lora_A.weight"
+YARN_ALONE = YARN | {"rope_theta": 10000000, "partial_rotary_factor": 0.25}
+BUILDS: dict[str, Odd] = {
+    **{
+        f"input scale of an expert {name}": Odd(base, damage.uncalibrated(value), SCALE)
+        for name, (base, value) in DEAD.items()
+    },
+    "weights only, declared NVFP4": Odd("ModelOpt NVFP4", damage.weight_only),
+    "index names a head that no shard has": Odd(NO_HEAD, damage.listed, r"mtp|head", head=False),
+    "index leaves out the head": Odd(DENSE, damage.unlisted),
+    "mtp.safetensors without an index": Odd(
+        replace(LAYOUTS[DENSE], head_file="mtp.safetensors"), damage.no_index
+    ),
+    "several files without an index": Odd(DENSE, damage.split_files),
+    "adapter next to the model": Odd(
+        DENSE,
+        damage.added(LORA, np.zeros((4, 256), np.float32), "adapter_model.safetensors"),
+        r"adapter",
+    ),
+    "config names a head that is not there": Odd(NO_HEAD, head=False),
+    "config does not name the head": Odd(DENSE, text(mtp_num_hidden_layers=None)),
+    "head of NaN": Odd(DENSE, damage.head_of_nans),
+    "YaRN in rope_parameters": Odd(_rope(rope_parameters=YARN_ALONE)),
+    "YaRN in rope_scaling": Odd(_rope(rope_parameters=None, rope_scaling=YARN, **damage.FLAT_ROPE)),
+    "flat names under a nested config": Odd(DENSE, damage.renamed(STEM, "model.")),
+    "nested names under a flat config": Odd(
+        "bf16 text only", damage.renamed("model.", STEM), head=False
+    ),
+    "inv_freq": Odd(DENSE, damage.added(INV_FREQ, np.ones(32, np.float32))),
+    "f32 norms": Odd(DENSE, damage.retyped("norm.weight", np.float32)),
+    "zeros under a scale of zero": Odd("nvidia 3.8", damage.zero_block),
+    "tied, and an equal head stored": Odd(DENSE, damage.tie(different=False)),
+    "fused FP8 experts": Odd("FP8 blocks, experts", damage.fused_blocks),
+    "float16 declared": Odd(DENSE, text(dtype=None, torch_dtype="float16")),
+    "no layer types": Odd(DENSE, text(layer_types=None)),
+    "status frozen": Odd(CT, quantisation(quantization_status="frozen")),
+    "quantisation in the text config": Odd(CT, damage.nested_quantisation),
+    "ignore in the text model's names": Odd(CT, damage.short_names),
+    "byte order mark": Odd(DENSE, folder=damage.marked),
+    "symbolic links": Odd(DENSE, folder=damage.linked),
+}
+
+
+def _algorithm(name: str) -> Odd:
+    return Odd("ModelOpt NVFP4", quantisation(quant_algo=name), name)
+
+
+E8M0 = damage.retyped("weight_scale_inv", ml_dtypes.float8_e8m0fnu)
+NEXT = {"model_type": "qwen4_exp", "architectures": ["Qwen4ExpForConditionalGeneration"]}
+# A pattern of the format, which the first eight words hold.
+FORMATS: dict[str, Odd] = {
+    "GGUF and a config": Odd(DENSE, says="GGUF", folder=damage.gguf(config=True)),
+    "GGUF alone": Odd(DENSE, says="GGUF", folder=damage.gguf(config=False)),
+    "a GGUF file": Odd(DENSE, says="GGUF", folder=damage.gguf(True, path=True)),
+    "MLX": Odd(DENSE, damage.mlx, "MLX"),
+    "bitsandbytes": Odd(DENSE, damage.bitsandbytes, "bitsandbytes"),
+    "MXFP4": Odd(Layout("dense", {LINEAR: "mxfp4"}, linear("mxfp4")), says="MXFP4|mxfp4"),
+    "quark": Odd(DENSE, quantisation(quant_method="quark"), "quark"),
+    "mxfp4": Odd(DENSE, quantisation(quant_method="mxfp4"), "(?i)mxfp4"),
+    "int8": Odd(Layout("dense", {LINEAR: "int8"}, linear("int8")), says="(?i)int8|W8A8"),
+    **{f"ModelOpt {name}": _algorithm(name) for name in ("MXFP8", "W4A8_NVFP4_FP8", "INT4_AWQ")},
+    "E8M0 scales": Odd(
+        Layout("dense", BLOCKS, LAYOUTS["FP8 blocks, dense"].declare), E8M0, "(?i)e8m0"
+    ),
+    "qwen4_exp": Odd(DENSE, lambda w: w.config.update(NEXT), "qwen4_exp"),
+}
+SCALE_2, ZERO = f"{damage.EXPERT}.up_proj.weight_scale_2", np.zeros((), np.float32)
+# A pattern of the key, file or tensor that is at fault.
+REFUSED: dict[str, Odd] = {
+    "YaRN next to other rope_parameters": Odd(_rope(rope_scaling=YARN), says="rope_scaling"),
+    "hc_count": Odd(DENSE, text(hc_count=4), "hc_count"),
+    "ple_layer_ids": Odd(DENSE, text(ple_layer_ids=[1]), "ple_layer_ids"),
+    "indexer_n_heads": Odd(DENSE, text(indexer_n_heads=4), "indexer_n_heads"),
+    "rows above the vocabulary": Odd(DENSE, text(vocab_size=500), "vocab_size|embed_tokens"),
+    "tied, and another head stored": Odd(DENSE, damage.tie(True), "tie_word_embeddings|lm_head"),
+    "stale hf_quant_config.json": Odd(DENSE, damage.stale, r"hf_quant_config\.json"),
+    "transposed experts": Odd(MOE, damage.transposed, "experts"),
+    "eos_token_id as text": Odd(DENSE, text(eos_token_id="1"), "eos_token_id"),
+    "weight scale of zero": Odd("nvidia 122B", damage.added(SCALE_2, ZERO), "weight_scale_2"),
+}
+
+
+def _params(table: dict[str, Odd]) -> Iterator[object]:
+    for name, odd in table.items():
+        yield pytest.param(odd, id=name)
+
+
+@pytest.mark.parametrize("odd", [*_params(BUILDS)])
+def test_builds(odd: Odd, tmp_path: Path) -> None:
+    written = odd.written()
+    checkpoint = odd.folder(written.write(tmp_path / "checkpoint"))
+    facts = facts_of(open_model(checkpoint))
+    assert (facts.head is not None) == odd.head, facts.no_head
+    said = follow(checkpoint, written)
+    assert re.search(odd.says, said), said
+
+
+def refusal(odd: Odd, folder: Path) -> str:
+    checkpoint = odd.folder(odd.written().write(folder / "checkpoint"))
+    words = [str(checkpoint), "-o", str(folder / "engine"), "--target", "cpu", "--no-record"]
+    done = CliRunner().invoke(cli.main, [*words, "--decode", "1", "--prefill", "64"])
+    assert done.exit_code != 0, "it was built"
+    assert "spark-build: " in done.stderr and "Traceback" not in done.stderr, done.stderr
+    message = done.stderr.rpartition("spark-build: ")[2].strip()
+    assert len(message) <= CHARACTERS, f"{len(message)} characters: {message}"
+    return message
+
+
+@pytest.mark.parametrize("odd", [*_params(FORMATS)])
+def test_a_format_is_refused_by_its_name(odd: Odd, tmp_path: Path) -> None:
+    message = refusal(odd, tmp_path)
+    assert re.search(odd.says, " ".join(message.split()[:WORDS])), message
+
+
+@pytest.mark.parametrize("odd", [*_params(REFUSED)])
+def test_what_is_at_fault_is_named(odd: Odd, tmp_path: Path) -> None:
+    message = refusal(odd, tmp_path)
+    assert re.search(odd.says, message), message
