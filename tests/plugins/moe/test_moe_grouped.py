@@ -195,6 +195,7 @@ class Rows:
 
     def __init__(self, plan: Plan, x: Array, ids: Array, weights: Array, quant: int) -> None:
         self.k1, self.by_pair, self.plan = ids.shape[1], quant in (1, 3), plan
+        self.apart = quant not in (0, 2)  # by launches of their own
         self.places: dict[tuple[str, int], Array] = {
             ("input", 0): x,
             ("input", 1): ids.reshape(-1),
@@ -206,7 +207,7 @@ class Rows:
         """y; scratch buffers hold `room` rows."""
         for launch in self.plan.launches:
             start = scalars(launch)[-1] if "CHUNKED" in dict(launch.defines) else 0
-            if launch.symbol == ("quantise_x" if self.by_pair else "moe_up"):
+            if launch.symbol == ("quantise_x" if self.apart else "moe_up"):
                 for i in range(len(self.plan.scratch)):  # nothing of the last chunk may be read
                     self.places["scratch", i] = np.full(room, np.nan)
             getattr(self, launch.symbol)(launch, start, [self.at(a) for a in launch.args])
@@ -221,11 +222,12 @@ class Rows:
     def quantise_x(self, launch: Launch, start: int, args: list[Array]) -> None:
         x, ids, _, out, *_ = args
         for row in range(launch.grid[0]):
-            out[row] = x[start + row // self.k1] + 1e-3 * ids[start * self.k1 + row]
+            token = row // self.k1 if self.by_pair else row
+            out[row] = x[start + token] + 1e-3 * ids[start * self.k1 + row] * self.by_pair
 
     def moe_up(self, launch: Launch, start: int, args: list[Array]) -> None:
         x, ids, h = args[0], args[1], args[6]
-        first = 0 if self.by_pair else start  # x is scratch memory where it was quantised
+        first = 0 if self.apart else start  # x is scratch memory where it was quantised
         for pair in range(scalars(launch)[0] * self.k1):
             row = pair if self.by_pair else pair // self.k1
             h[pair] = x[first + row] + 100 * ids[start * self.k1 + pair]
