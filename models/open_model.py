@@ -59,10 +59,10 @@ def open_model(path: Path | str, rope_scaling: Json | None = None) -> Model:
         config = replace(config, mtp_layers=1)
     rows, (drafts, note) = family.tensors(config), family.draft_tensors(config)
     layout = Layout.detect(checkpoint.tensors, rows, drafts)
-    table = quant_table(rows, checkpoint.config, checkpoint.hf_quant, layout.fused)
-    table = table.spelled(layout, checkpoint.tensors)
+    declared = quant_table(rows, checkpoint.config, checkpoint.hf_quant, layout.fused)
+    table = declared.spelled(layout, checkpoint.tensors)
     expected = expected_tensors(rows, config.dtype, table, layout)
-    _check_declared(table, config.tied, checkpoint, optional)
+    _check_declared(declared, config.tied, checkpoint, optional)
     ignored = check_tensors(expected, checkpoint.tensors, family.ignored_prefixes)
     _check_tied(rows, layout, checkpoint)
     if not note:
@@ -133,10 +133,11 @@ def _check_declared(
     """Raises CheckpointError where a key that is set, or missing, does not fit any tensor."""
     text = [t for name, t in checkpoint.tensors.items() if not name.startswith(optional)]
     dtypes = {t.dtype for t in text}
-    packed = sorted(dtypes & {DType.F8E4M3, DType.U8})
+    words = any(t.name.endswith((".qweight", ".weight_packed")) for t in text)
+    packed = sorted(dtypes & {DType.F8E4M3, DType.U8, *[DType.I32] * words})
     schemes = sorted({s.value for s in table.modules.values()} - {Scheme.PLAIN.value})
     files = [d.where for d in declarations(checkpoint.config, checkpoint.hf_quant)]
-    if schemes and not packed and DType.I32 not in dtypes:
+    if schemes and not packed:
         raise CheckpointError(
             f"{' and '.join(schemes)} is declared, but all weights are plain: if they were "
             f"dequantised, remove {' and '.join(files)}; else take the weights of that export"

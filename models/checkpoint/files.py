@@ -203,7 +203,8 @@ def _others(
             known.update(names)
             notes.append(f"{file} is read too, though no index names it")
         else:
-            notes.append(f"{file} is not read: it is no part of the model in {min(shards)}")
+            where = f" in {min(shards)}" if shards else ""
+            notes.append(f"{file} is not read: it is no part of the model{where}")
     return notes
 
 

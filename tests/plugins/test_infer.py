@@ -46,7 +46,8 @@ def test_the_token_dimension_may_be_named(op: Op, index: int) -> None:
     tokens = bound[0].shape[0]
     names = _token_operands(op)
     named = tuple(
-        replace(s, shape=("tokens", *s.shape[1:])) if s.name in names else s for s in specs
+        replace(s, shape=("tokens", *s.shape[1:])) if s.name in names and s.shape else s
+        for s in specs
     )
     free = op.infer(attrs, named)
     assert [s.shape for s in free] == [("tokens", *s.shape[1:]) for s in bound]

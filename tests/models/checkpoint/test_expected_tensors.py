@@ -232,7 +232,7 @@ def test_a_table_that_is_not_the_files_is_refused(tmp_path: Path, format: str) -
     words = "is declared, but all weights are plain: .*, remove (hf_quant_)?config.json"
     with pytest.raises(CheckpointError, match=words) as caught:
         open_model(tmp_path / "b")
-    flat = format == "fp8_block" or format.startswith("ct_")
+    flat = format in ("fp8_block", "gptq", "awq") or format.startswith("ct_")
     where = "remove config.json: quantization_config;" if flat else "remove hf_quant_config.json"
     assert where in str(caught.value)
 

@@ -160,7 +160,7 @@ def test_a_draft_head_in_an_unknown_algorithm_is_read_off_its_tensors() -> None:
 
 @pytest.mark.parametrize(
     "entries",
-    [["re:(a+)+$"], ["re:(.*)*x"], ["re:" + ".*" * 9], [f"re:layer{i}" for i in range(300)]],
+    [["re:(a+)+$"], ["re:(.*)*x"], ["re:" + ".*" * 9], [f"re:layer{i}.*" for i in range(300)]],
     ids=["nested", "stars", "many", "list"],
 )
 def test_patterns_that_take_for_ever(entries: list[str]) -> None:
