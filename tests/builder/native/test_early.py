@@ -165,5 +165,6 @@ def test_every_early_kernel_has_the_macro() -> None:
     )
     for name in sources:
         text = (ROOT / "plugins/kernels" / f"{name}.cu").read_text()
-        assert '"common/early.cuh"' in text and text.count("wait_and_let_next_begin();") == 1
+        bodies = 1 + ("act_quant" in name)  # with scales of tokens it is another one
+        assert '"common/early.cuh"' in text and text.count("wait_and_let_next_begin();") == bodies
         assert text.count("wait_for_previous();") == ("small_n" in name)

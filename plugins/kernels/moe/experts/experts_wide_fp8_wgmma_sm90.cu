@@ -1,5 +1,5 @@
 // Grouped GEMM of experts with FP8 in 128 x 128 blocks, many tokens: y = Σ_e weight_e · w2_e(silu(
-// gate_e(x)) · up_e(x)). sm_90a. Emulated, not yet run.
+// gate_e(x)) · up_e(x)). sm_90a. Emulated, not yet run (log/moe/experts_wide_wgmma_sm90.md).
 //
 // Launches: moe_count and moe_sort cut the pairs (token, expert) into tiles of up to BLOCK_M tokens
 // of one expert; quantise_rows makes e4m3 rows with a scale for each 128 columns; wide_up and
