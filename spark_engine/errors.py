@@ -12,6 +12,8 @@ SparkError
     └── ExecutorError      an executor broke its contract
 """
 
+import re
+
 LONGEST = 300  # characters of a CheckpointError
 
 
@@ -26,11 +28,13 @@ class UserError(SparkError):
 class CheckpointError(UserError):
     """The checkpoint is incomplete, damaged, or of an unsupported kind.
 
-    A message is cut in the middle where it has more than `LONGEST` characters: it quotes names and
-    values of files, which may be of any length.
+    A message of more than `LONGEST` characters has shorter paths, and is cut in the middle where
+    these do not suffice: it quotes names and values of files, which may be of any length.
     """
 
     def __init__(self, message: str) -> None:
+        if len(message) > LONGEST:
+            message = re.sub(r"\S{61,}", lambda word: f"…{word[0][-59:]}", message)
         cut = f"{message[:170]} … {message[-(LONGEST - 173) :]}"
         super().__init__(message if len(message) <= LONGEST else cut)
 
