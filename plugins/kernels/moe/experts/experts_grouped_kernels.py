@@ -171,7 +171,7 @@ def _apart(p: Problem) -> bool:
 
 
 def _by_row(p: Problem) -> bool:
-    """Whether a row of x or h has a scale of its own, for all experts."""
+    """Whether a row of x or h has one scale for all experts."""
     return _apart(p) and not p.form.static
 
 

@@ -27,25 +27,6 @@ DEVICE void put_inner(void* h, u64 at, float value) {
   else ((u16*)h)[at] = to_bf16(value);
 }
 
-// Where a block is on the line of work, in m16 tiles. A piece is a block's part of one step.
-template <bool UP>
-struct Piece {
-  int place, end, step, block, from, to;  // m16 tiles from … to - 1 of the step
-
-  DEVICE void start(int begin, int stop) {
-    const int line = begin / 4;
-    place = begin, end = stop, step = line % Side<UP>::STEPS, block = line / Side<UP>::STEPS;
-    from = begin % 4, to = min(4, from + stop - begin);
-  }
-  DEVICE bool over() const { return place >= end; }
-  DEVICE bool next() {  // to another block of work?
-    place += to - from, from = 0, to = min(4, end - place);
-    const bool leaves = ++step == Side<UP>::STEPS;
-    if (leaves) step = 0, ++block;
-    return leaves;
-  }
-};
-
 // Fills a warp's ring, DEPTH stages ahead of its mma. A lane copies the weights that it reads
 // itself, and scales that its neighbours read as well.
 template <bool UP>
