@@ -51,7 +51,7 @@ MEASURED = {
     "nvidia/Qwen3.6-35B-A3B-NVFP4": "qwen36-35b-a3b",
 }
 RAN = ("plain", "fp8", "nvfp4")  # schemes with kernels that tests have run on a GPU
-COMPILED = ("80B-A3B", "122B-A10B", "397B-A17B")  # sizes whose kernels have not run
+COMPILED = ("80B-A3B", "122B-A10B", "397B-A17B")  # kernels of these sizes have not run
 Json = dict[str, Any]
 
 
