@@ -8,31 +8,20 @@ reads them. Knows names and patterns only; no tensor and no shape.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any, NoReturn
 
 from spark_engine.errors import CheckpointError
 from spark_engine.hints import INSTEAD
+from spark_engine.models.checkpoint import name_patterns
 from spark_engine.models.checkpoint.layout import HEAD
 from spark_engine.models.checkpoint.quant_schemes import INT4, Declared, Dialect, Scheme
 
 Json = Mapping[str, Any]
 Names = tuple[str, ...]  # the spellings of a module's name
 
-MOST_PATTERNS, MOST_EXACT = 256, 4096  # those that repeat something, and all
 _PATTERN = set("*+?^$()[]{}|\\")  # a name with one of these is a pattern
-
-
-def check_patterns(entries: Collection[str], where: str) -> None:
-    """Raises CheckpointError for patterns that might take for ever, which no exporter writes."""
-    repeating = [e for e in entries if re.search(r"[*+{]", e)]
-    slow = (e for e in repeating if re.search(r"\)[*+{]", e) or len(re.findall(r"[*+}]", e)) > 8)
-    what = repr(found)[:80] if (found := next(slow, None)) else ""
-    if len(entries) > MOST_EXACT or len(repeating) > MOST_PATTERNS:
-        what = f"{len(entries)} patterns"
-    if what:
-        raise CheckpointError(f"{where}: {what} would take too long; name the modules instead")
 
 
 def gptq(row: Json, where: str) -> Declared:
@@ -43,7 +32,7 @@ def gptq(row: Json, where: str) -> Declared:
     if form not in ("gptq", "gptq_v2"):
         _refuse(where, "GPTQ", f"checkpoint_format is {form!r}")
     wanted = _flat(row.get("modules_in_block_to_quantize"))
-    check_patterns(row.get("dynamic") or {}, where)
+    name_patterns.check_patterns(row.get("dynamic") or {}, where)
     rules = [
         (key.startswith("-:"), re.compile(key[2:] if key[:2] in ("-:", "+:") else key), changes)
         for key, changes in (row.get("dynamic") or {}).items()
@@ -75,7 +64,7 @@ def auto_round(row: Json, where: str) -> Declared:
         _refuse(where, "AutoRound", f"packing_format is {packing!r}")
     blocks = _flat(row.get("block_name_to_quantize") or row.get("to_quant_block_names"))
     extra: Json = row.get("extra_config") or {}
-    check_patterns([key for key in extra if _PATTERN & set(key)], where)
+    name_patterns.check_patterns([key for key in extra if _PATTERN & set(key)], where)
     patterns = [(re.compile(key), own) for key, own in extra.items() if _PATTERN & set(key)]
 
     def scheme(names: Names) -> Scheme:

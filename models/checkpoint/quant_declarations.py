@@ -11,19 +11,15 @@ file's global algorithm.
 
 from __future__ import annotations
 
-import fnmatch
-import functools
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from spark_engine.errors import CheckpointError
 from spark_engine.hints import INSTEAD
-from spark_engine.models.checkpoint import foreign_formats, int4_declarations
+from spark_engine.models.checkpoint import foreign_formats, int4_declarations, name_patterns
 from spark_engine.models.checkpoint.quant_schemes import Declared, Dialect, Scheme
 
 Json = Mapping[str, Any]
-Match = Callable[[tuple[str, ...]], bool]
 
 ALGORITHMS = {
     "FP8": Scheme.FP8,
@@ -67,7 +63,7 @@ def modelopt(row: Json, where: str, groups: Json | None = None) -> Declared:
         raise CheckpointError(f"{where}: quantization is {inner!r}: expected an object")
     algorithm = inner.get("quant_algo")
     patterns = tuple(inner.get("exclude_modules") or inner.get("ignore") or ())
-    excluded = _wildcards(patterns)
+    excluded = name_patterns.wildcards(patterns)
     if algorithm == "MIXED_PRECISION":
         listed = _mixed(inner, where)
         fallback = Scheme.PLAIN
@@ -80,10 +76,10 @@ def modelopt(row: Json, where: str, groups: Json | None = None) -> Declared:
     def scheme(names: tuple[str, ...]) -> Scheme:
         if excluded(names):
             return Scheme.PLAIN
-        found = (listed.get(parent) for name in names for parent in _parents(name))
+        found = (listed.get(parent) for name in names for parent in name_patterns.parents(name))
         return next((s for s in found if s is not None), fallback)
 
-    by_expert = _by_expert((*patterns, *listed))
+    by_expert = name_patterns.by_expert((*patterns, *listed))
     return Declared(where, Dialect.MODELOPT, _modelopt_kv(inner, where), scheme, by_expert)
 
 
@@ -149,7 +145,7 @@ def _compressed(row: Json, where: str) -> Declared:
         raise CheckpointError(f"{where}: sparsity_config is set; give a dense checkpoint")
     _check_patterns(row, where)
     schemes = [(_targets(g, where), _group_scheme(g, where)) for g in groups.values()]
-    ignored = _own_names(row.get("ignore") or ())
+    ignored = name_patterns.own_names(row.get("ignore") or ())
 
     def scheme(names: tuple[str, ...]) -> Scheme:
         if ignored(names):
@@ -170,10 +166,12 @@ def _check_patterns(row: Json, where: str) -> None:
     """Raises CheckpointError for patterns that might take for ever, which no exporter writes."""
     listed = [g.get("targets") or () for g in row["config_groups"].values()]
     entries = [e for some in (*listed, row.get("ignore") or ()) for e in some if e[:3] == "re:"]
-    int4_declarations.check_patterns(entries, where)
+    name_patterns.check_patterns(entries, where)
 
 
-def _targets(group: Json, where: str) -> tuple[Match, Match, Match]:
+def _targets(
+    group: Json, where: str
+) -> tuple[name_patterns.Match, name_patterns.Match, name_patterns.Match]:
     """Matchers by exact name, by `re:` pattern and by class."""
     targets = group.get("targets")
     if not isinstance(targets, list) or not targets:
@@ -181,7 +179,7 @@ def _targets(group: Json, where: str) -> tuple[Match, Match, Match]:
     patterns = [t for t in targets if t.startswith("re:")]
     exact = [t for t in targets if not t.startswith("re:") and t != _LINEAR]
     everything = _LINEAR in targets
-    return _own_names(exact), _own_names(patterns), lambda _: everything
+    return name_patterns.own_names(exact), name_patterns.own_names(patterns), lambda _: everything
 
 
 def _group_scheme(group: Json, where: str) -> Scheme:
@@ -218,7 +216,7 @@ def _block(row: Json, where: str) -> Declared:
     if row.get("activation_scheme", "dynamic") != "dynamic":
         value = f"activation_scheme {row['activation_scheme']!r}"
         raise foreign_formats.refused("FP8 in blocks with static inputs", where, value)
-    skipped = _beginnings_or_ends(row.get("modules_to_not_convert") or ("lm_head",))
+    skipped = name_patterns.beginnings_or_ends(row.get("modules_to_not_convert") or ("lm_head",))
 
     def scheme(names: tuple[str, ...]) -> Scheme:
         return Scheme.PLAIN if skipped(names) else Scheme.FP8_BLOCK
@@ -230,60 +228,3 @@ def _check_block(block: object, where: str) -> None:
     if block != [128, 128]:
         name = f"FP8 in blocks of {block}" if block else "FP8 without blocks"
         raise foreign_formats.refused(name[:40], where, f"weight_block_size {block!r}")
-
-
-def _parents(name: str) -> Iterable[str]:
-    """The name, then each module that holds it, the nearest first."""
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
-
-
-def _wildcards(patterns: Iterable[str]) -> Match:
-    """fnmatch patterns (modelopt) against a name or any of its parents."""
-    exact = {p for p in patterns if not any(c in p for c in "*?[")}
-    wild = re.compile("|".join(fnmatch.translate(p) for p in patterns if p not in exact) or "(?!)")
-
-    @functools.cache  # experts by the thousand have the same parents
-    def matched(name: str) -> bool:
-        if name in exact or wild.match(name):
-            return True
-        return "." in name and matched(name.rpartition(".")[0])
-
-    return lambda names: any(map(matched, names))
-
-
-def _by_expert(entries: Iterable[str]) -> bool:
-    """True if names or fnmatch patterns may tell the experts of a group apart: not by a beginning
-    that ends before their numbers, nor by pieces without a digit."""
-
-    def blind(entry: str) -> bool:
-        if entry.startswith("re:") or "?" in entry or "[" in entry:
-            return False
-        begins = "*" not in entry.rstrip("*") and ".experts." not in entry
-        return begins or not any(c.isdigit() for c in entry)
-
-    return not all(map(blind, entries))
-
-
-def _own_names(entries: Iterable[str]) -> Match:
-    """Names, and `re:` patterns matched from a name's start (compressed-tensors): an entry that
-    names a module that holds others says nothing of these."""
-    exact = {e for e in entries if not e.startswith("re:")}
-    patterns = [re.compile(e.removeprefix("re:")) for e in entries if e.startswith("re:")]
-    return lambda names: any(
-        name in exact or any(p.match(name) for p in patterns) for name in names
-    )
-
-
-def _beginnings_or_ends(entries: Iterable[str]) -> Match:
-    """Names with all that they hold, and last words of names (transformers)."""
-    exact = frozenset(entries)
-
-    def match(names: tuple[str, ...]) -> bool:
-        if any(parent in exact for name in names for parent in _parents(name)):
-            return True
-        words = names[0].split(".")
-        return any(".".join(words[i:]) in exact for i in range(len(words)))
-
-    return match
