@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -155,12 +155,7 @@ REFUSED: dict[str, Odd] = {
 }
 
 
-def _params(table: dict[str, Odd]) -> Iterator[object]:
-    for name, odd in table.items():
-        yield pytest.param(odd, id=name)
-
-
-@pytest.mark.parametrize("odd", [*_params(BUILDS)])
+@pytest.mark.parametrize("odd", BUILDS.values(), ids=BUILDS)
 def test_builds(odd: Odd, tmp_path: Path) -> None:
     written = odd.written()
     checkpoint = odd.folder(written.write(tmp_path / "checkpoint"))
@@ -181,13 +176,13 @@ def refusal(odd: Odd, folder: Path) -> str:
     return message
 
 
-@pytest.mark.parametrize("odd", [*_params(FORMATS)])
+@pytest.mark.parametrize("odd", FORMATS.values(), ids=FORMATS)
 def test_a_format_is_refused_by_its_name(odd: Odd, tmp_path: Path) -> None:
     message = refusal(odd, tmp_path)
     assert re.search(odd.says, " ".join(message.split()[:WORDS])), message
 
 
-@pytest.mark.parametrize("odd", [*_params(REFUSED)])
+@pytest.mark.parametrize("odd", REFUSED.values(), ids=REFUSED)
 def test_what_is_at_fault_is_named(odd: Odd, tmp_path: Path) -> None:
     message = refusal(odd, tmp_path)
     assert re.search(odd.says, message), message

@@ -8,7 +8,7 @@ of the prompts; one that rounds otherwise differs on all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,12 +72,7 @@ def follow(checkpoint: Path, written: Written) -> str:
     return "\n".join(report.notes)
 
 
-def _params(names: Iterable[str]) -> Iterator[object]:
-    for name in names:
-        yield pytest.param(LAYOUTS[name], id=name)
-
-
-@pytest.mark.parametrize("layout", [*_params(LAYOUTS)])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_published(layout: Layout, tmp_path: Path) -> None:
     written = make(layout)
     checkpoint = written.write(tmp_path / "checkpoint")
@@ -90,9 +85,9 @@ def test_published(layout: Layout, tmp_path: Path) -> None:
 HEADS = [name for name, o in LAYOUTS.items() if o.head or o.head_file != SINGLE or o.kind == "next"]
 
 
-@pytest.mark.parametrize("layout", [*_params([*HEADS, "bf16 wrapper, fused experts"])])
-def test_drafts(layout: Layout, tmp_path: Path) -> None:
-    written = make(layout)
+@pytest.mark.parametrize("name", [*HEADS, "bf16 wrapper, fused experts"])
+def test_drafts(name: str, tmp_path: Path) -> None:
+    written = make(LAYOUTS[name])
     checkpoint = written.write(tmp_path / "checkpoint")
     build(checkpoint, tmp_path / "engine", DRAFTING, lambda text: None)
     engine = load(tmp_path / "engine", threads=1)
