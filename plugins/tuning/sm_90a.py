@@ -23,5 +23,6 @@ ROUNDS = (
     Shared(_WIDE, 1, why=_LOG.format("8 rows of the 35B")),
     Shared(_WIDEST, 1, why=_LOG.format("8 rows of the 27B")),
     Shared(_SIX, 2, why=_LOG.format("32 rows of the 35B")),
+    Shared(_THREE, 2, why="rounds of two in the order of one token's best at 128 rows"),
     Shared(_THREE, 4, why=_LOG.format("32 to 128 rows of the 27B")),
 )

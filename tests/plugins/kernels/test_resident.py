@@ -108,6 +108,10 @@ OPERANDS = {
     "fp8_linear": lambda m, n, k: [
         (DType.U8, m, k), (DType.U8, n, k), (DType.F32,), (DType.F32, n)
     ],
+    "fp8_block_linear": lambda m, n, k: [
+        (DType.U8, m, k), (DType.F32, m, -(-k // 128)),
+        (DType.U8, n, k), (DType.F32, -(-n // 128), -(-k // 128))
+    ],
     "nvfp4_linear": lambda m, n, k: [
         (DType.BF16, m, k), (DType.U8, n, k // 2), (DType.U8, n, k // 16), (DType.F32, n)
     ],
