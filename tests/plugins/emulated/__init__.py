@@ -186,7 +186,8 @@ def run(
 def _run(
     launch: Launch, source: str, places: Mapping[str, list[Buffer]], cache: Path, late: bool
 ) -> None:
-    call(library(launch.source or source, launch.defines, cache), launch, addresses(places), late)
+    kernels = library(launch.source or source, launch.defines, cache)
+    call(kernels, launch, addresses(places), late, together=launch.resident)
 
 
 def addresses(places: Mapping[str, list[Buffer]]) -> dict[str, list[int]]:
@@ -201,8 +202,13 @@ def call(
     late: bool,
     rank: int = 0,
     seed: int = 1,
+    together: bool = False,
 ) -> None:
-    """Runs a launch over addresses by the kinds of pointers."""
+    """Runs a launch over addresses by the kinds of pointers.
+
+    `together`: blocks wait for one another, so all run side by side; those of ranks wait for other
+    ranks.
+    """
     values = [
         places[a.kind][a.index]
         if isinstance(a, Pointer)
@@ -214,5 +220,5 @@ def call(
     args = (ctypes.c_uint64 * len(values))(*values)
     symbol = ctypes.cast(getattr(kernels, launch.symbol), ctypes.c_void_p)
     (x, y, z), threads, size = launch.grid, launch.block[0], launch.cluster[0]
-    size = x if launch.resident else size  # blocks that wait for one another run side by side
+    size = x if together else size
     kernels.launch(symbol, x, threads, len(values), args, int(late), seed, y, z, size)
