@@ -29,12 +29,13 @@ from tests.runtime import native_folder as toy  # noqa: E402
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty folder on a machine with neither GPU, driver nor nvidia-smi."""
+    """An empty folder on a machine with neither GPU, driver nor nvidia-smi; its disk is empty."""
     driver = FakeDriver(fails=("cuInit",))
     for place in (cuda_driver, device):
         monkeypatch.setattr(place, "driver", driver)
     monkeypatch.setattr(gpu, "driver_present", lambda: False)
     monkeypatch.setattr(gpu, "SMI", "/nowhere/nvidia-smi")
+    monkeypatch.setattr(machine, "disk", lambda folder: 500 * GIB)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
