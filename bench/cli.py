@@ -3,8 +3,6 @@
 Knows the command line and the environment; `command` says how it ends.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -4,8 +4,6 @@ Knows HTTP, server-sent events and OpenAI's bodies; knows no statistics. Times a
 `time.perf_counter`, which on Linux is one clock for all processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

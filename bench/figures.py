@@ -9,8 +9,6 @@ tpot   of a request: from its first token to its last, over the tokens after the
 e2e    from sending a request to its end
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter

@@ -5,8 +5,6 @@ begins with all earlier messages and answers: the script is a conversation or, w
 single request.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Knows a file that is locked while its process runs.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 Knows the order of the steps; other modules do them.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable

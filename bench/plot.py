@@ -3,8 +3,6 @@
 Knows the result's form, SVG within HTML, and, for a PNG alone, matplotlib.
 """
 
-from __future__ import annotations
-
 from html import escape
 from pathlib import Path
 

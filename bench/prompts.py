@@ -4,8 +4,6 @@ Knows tokenizers; knows no server. Prompts of a run start with ids of that run, 
 cache holds no prefix of an earlier run's; `shared` tokens are the same within a run.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ message may also have `max_tokens` (of an answer) and `pause_s` (before a tool's
 message).
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 Knows the result's form; measures nothing.
 """
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.table import Table
 

@@ -3,8 +3,6 @@
 Knows `spark-run --serve` and the endpoints that describe the model.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import signal

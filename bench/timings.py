@@ -3,8 +3,6 @@
 Times are seconds of `time.perf_counter`, which on Linux is one clock for all processes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 

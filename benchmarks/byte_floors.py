@@ -7,8 +7,6 @@ logits written and read. Activations are taken to stay in the L2 cache. Knows sh
 types only; knows no kernel and no measurement.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@ or in random order: the real engine over the fake executor, with a clock that mo
 No GPU. benchmarks/log/runtime.md has what it printed and what eviction was before.
 """
 
-from __future__ import annotations
-
 import logging
 
 from tests.runtime.engine.policy.test_prefix_pressure import AGENTS, Pressed

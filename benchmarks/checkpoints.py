@@ -6,8 +6,6 @@ writes docs/models.md. Memory is what the builder's planner asks for, tokens a s
 rows of benchmarks/results/decode or predictions of `gb10.predict`. Measures nothing.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from dataclasses import replace

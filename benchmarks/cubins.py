@@ -13,8 +13,6 @@ sources, macros and kernels may get other names. Needs no GPU. `--only` narrows 
 with the word in their path under plugins/; with `--by-code` old sources are found by their code.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

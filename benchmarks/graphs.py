@@ -3,8 +3,6 @@
 Knows no op and allocates nothing: addresses come from the caller.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -5,8 +5,6 @@ or the node behind reads (they stay in the L2 cache where they fit), and operati
 that are multiplied. Knows the ops' operands; knows no kernel, no card and no measurement.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@
 Knows the rows that `time_step` saves; measures nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@
 kernels. Knows shapes and rules of quantisation; plans and measures nothing.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ that a build without a GPU chooses: by the formulas of the kernels, by recorded 
 recorded times without those of the node's own size. `--architecture` names the file.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator, Sequence

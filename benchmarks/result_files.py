@@ -1,7 +1,5 @@
 """Files of measured rows, JSON, which is packed by xz where the name ends in `.xz`."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import os

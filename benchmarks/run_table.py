@@ -7,8 +7,6 @@ same command continues with stages that did not succeed. `--stages decode_*,tact
 this order; `--list` prints what would run. Exit code 1 where a stage failed.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

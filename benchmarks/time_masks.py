@@ -6,8 +6,6 @@ an engine makes them in other threads during its launches. Needs the test extra 
 package).
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time

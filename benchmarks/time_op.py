@@ -14,8 +14,6 @@ for `--card`. With SPARK_REHEARSE=sm_121a kernels of a GB10 run on 48 multiproce
 GPU. `--out FILE` keeps all times as JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile

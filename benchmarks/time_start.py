@@ -8,8 +8,6 @@ times `upload_file` over numbers of threads and sizes of pieces: best and worst 
 The file is in the page cache in both cases if it was written or read shortly before.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

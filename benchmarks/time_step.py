@@ -26,8 +26,6 @@ at once. `--drawn` leaves contexts uncomputed. `--host` also times the parts of 
 host; `--no-graphs` queues launches one by one.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import subprocess

@@ -4,8 +4,6 @@ The stages of a build up to the choice of tactics, over a folder of configs (`be
 nothing is read, compiled or written, so that it takes seconds for any target.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Knows which stage gives which key; decides nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from spark_engine import interface, manifest

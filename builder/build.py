@@ -3,8 +3,6 @@
 Knows the order of the steps and not what they do.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 `benchmarks.checkpoints` writes the rows, docs/models.md has the same table. Plans nothing.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

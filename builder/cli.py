@@ -3,8 +3,6 @@
 Knows the command line; the work is `build.build`, and `command` says how it ends.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

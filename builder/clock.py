@@ -1,7 +1,5 @@
 """Timer of a build: wall time by stage, and peak memory."""
 
-from __future__ import annotations
-
 import resource
 import sys
 import time

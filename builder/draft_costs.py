@@ -3,8 +3,6 @@
 Knows the manifest and the names of the draft head's tensors; decides nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from spark_engine.builder.report import size, timed

@@ -5,8 +5,6 @@ hold. All files are written into `.NAME.staging` next to the destination, flushe
 renamed at the end.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -4,8 +4,6 @@ Knows huggingface_hub (the extra `hub`), which caches files, resumes downloads, 
 and the endpoint from the environment. Knows no tensor.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil

@@ -4,8 +4,6 @@ Knows what a build reads (checkpoint files, options, our own sources, library ve
 nothing of what it writes. Equal fingerprints mean equal engines, so an unchanged build is a no-op.
 """
 
-from __future__ import annotations
-
 import hashlib
 from importlib import metadata
 from pathlib import Path

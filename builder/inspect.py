@@ -5,8 +5,6 @@ truncated files are reported after the manifest, and the exit code is 2. With `-
 that bucket's file and prints its launches, or one of them with its sources.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

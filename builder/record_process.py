@@ -4,8 +4,6 @@ Starts check/build_record.py as a process: the builder may not import the runtim
 has the GPU's memory to itself. Knows how to start it; knows nothing of the tokens.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

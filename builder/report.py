@@ -3,8 +3,6 @@
 Knows the manifest and its layout on a terminal; computes nothing that is not in it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields

@@ -4,8 +4,6 @@ They are copied into the engine unchanged, so a damaged one would otherwise be f
 server. Knows their formats as far as needed; reads no weight.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

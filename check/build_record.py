@@ -10,8 +10,6 @@ Buckets are launched one by one, without the scheduler, so that the tokens do no
 measured times. Knows the step inputs of docs/graph.md; imports no other file of `check`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

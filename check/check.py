@@ -17,8 +17,6 @@ sides choose differently. The record level runs every bucket over fixed prompts 
 tokens with those of the build's record; it needs no other side.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager

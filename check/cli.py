@@ -3,8 +3,6 @@
 Knows the command line; `command` defines how it ends. Exit codes: 0 no divergence, 3 a divergence.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -3,8 +3,6 @@
 Each takes opened engines and returns a `Level`. Builds nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing

@@ -4,8 +4,6 @@ Knows CUDA's environment variables; the calling command passes its environment. 
 holds for processes that the command starts. Call it before the driver is initialised.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path

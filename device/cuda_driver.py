@@ -4,8 +4,6 @@ Knows the launch attributes and the remedies of driver errors; knows neither eng
 Importing this module needs the extra `cuda`, not a driver.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Callable, Sequence

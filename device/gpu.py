@@ -5,8 +5,6 @@ name and a remedy, or CapacityError if device memory is exhausted. Importing thi
 driver; creating a `Gpu` does.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress

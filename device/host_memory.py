@@ -3,8 +3,6 @@
 Knows Linux's files; returns None if they are absent.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")

@@ -4,8 +4,6 @@ A Hopper multiprocessor has 228 KiB of shared memory, a GB10 100 KiB: a block th
 GB10 would share a Hopper's with others. Knows sizes only.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 RESERVED = 1024  # bytes per block that the system reserves

@@ -4,8 +4,6 @@ Knows the driver's handles; knows neither engines nor how a handle reaches anoth
 regions have one size, so that an offset is valid in each of them.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import partial

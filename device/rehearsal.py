@@ -5,8 +5,6 @@ CUDA_VISIBLE_DEVICES is, because builds, servers, checks, tests and benchmarks m
 GPU.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

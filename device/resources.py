@@ -3,8 +3,6 @@
 Knows pairs of acquiring and releasing calls; knows no engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 

@@ -4,8 +4,6 @@ Reads the size of that memory from the driver without opening the GPU; without t
 driver or a GPU nothing is shared.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 # Bytes of a shared memory that are reserved for the host: its services and desktop, the server's

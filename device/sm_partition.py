@@ -6,8 +6,6 @@ while the device is open. Memory, cubins and events belong to the whole GPU. Kno
 no kernel of an op.
 """
 
-from __future__ import annotations
-
 import ctypes
 import time
 from collections.abc import Callable, Iterator

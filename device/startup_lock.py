@@ -11,8 +11,6 @@ library for forward compatibility (in a folder `compat`), or one that an update 
 Knows Linux's files; knows neither engines nor CUDA.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import time

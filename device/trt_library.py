@@ -3,8 +3,6 @@
 Knows the library's version and loggers, and no engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any

@@ -5,8 +5,6 @@ tensor table only; of the weights only scales of quantised inputs are read, if t
 present.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Knows neither checkpoint nor graph. The builder makes one of the user's options;
 reads it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 DRAFT_DTYPES = ("checkpoint", "fp8", "nvfp4")

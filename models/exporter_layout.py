@@ -3,8 +3,6 @@
 `describe` and drawn checkpoints use them in place of a file's own tensors. Opens nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

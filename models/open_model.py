@@ -4,8 +4,6 @@
 Knows the order of the steps, and no graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain

@@ -8,8 +8,6 @@ knows no name of a tensor and no graph. A draft head is drawn if config.json or 
 type's files have one; parts that are not compiled (vision) are left out.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct

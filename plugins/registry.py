@@ -1,7 +1,5 @@
 """The table of ops in the order of docs/graph.md, and the standard ONNX operators with kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 

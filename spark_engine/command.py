@@ -5,8 +5,6 @@ something the user can fix, 3 `spark-check` found a divergence, 75 memory or mac
 which may pass (`EX_TEMPFAIL`), 130 Ctrl-C, 143 SIGTERM.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

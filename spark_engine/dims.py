@@ -5,8 +5,6 @@ names, or solved for one unknown name. The value of a name may be a dimension th
 ("rows"). Knows no op and no tensor.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Knows the `.engine` container, digests, and what a reader must refuse. Knows no 
 payload is bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

@@ -3,8 +3,6 @@
 Knows names of options only. `docs/start/other_servers.md` shows the same table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

@@ -4,8 +4,6 @@ Knows how checkpoints, engines, hub names, Git LFS pointers, NVIDIA's driver and
 installer look from outside; opens none of them.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence

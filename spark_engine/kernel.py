@@ -4,8 +4,6 @@ Knows no op and no CUDA binding. A tactic turns one node of fixed shapes into re
 so that running them needs neither the op nor its attributes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal

@@ -3,8 +3,6 @@
 An op is in `plugins/<folder>/<stem>.py`, next to `<stem>.cu`. This module knows no op.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 

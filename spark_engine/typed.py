@@ -3,8 +3,6 @@
 Knows the types that our files use; knows no file. Everything here raises ValueError or TypeError.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass

@@ -6,8 +6,6 @@ tensors mean. Holes between tensors are filled by U8 tensors named `.pad.{offset
 format allows none.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

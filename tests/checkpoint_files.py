@@ -4,8 +4,6 @@
 the package and draws no numbers.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import struct

@@ -6,8 +6,6 @@ hf_quant_config.json, generation_config.json and (sharded) safetensors. What it 
 the float values that the stored weights encode, to feed an oracle. Knows nothing of the package.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Event loops on a test's own clock: no deadline passes because the machine is busy."""
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 from collections.abc import Coroutine

@@ -1,7 +1,5 @@
 """What all tests share: one folder of compiled kernels, and how long generated traces are tried."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

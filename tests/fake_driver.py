@@ -3,8 +3,6 @@
 It answers what a device is asked about itself, makes handles, and takes them back; it runs nothing.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from typing import Any

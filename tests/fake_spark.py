@@ -1,8 +1,6 @@
 """A fake driver of a DGX Spark: one memory for host and GPU, little of it `free`, and a GPU with
 the clock and the bandwidth that a test chooses."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

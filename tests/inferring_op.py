@@ -1,7 +1,5 @@
 """An op without declared results, for tests of other things."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -2,8 +2,6 @@
 machine adds is not counted. `tests/soak/attacks/launch.py` watches a server's process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import time

@@ -1,7 +1,5 @@
 """httpx with a minute for an answer: its own five seconds are less than a busy machine may take."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import httpx

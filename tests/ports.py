@@ -1,7 +1,5 @@
 """Ports that a test names before a server listens there: no other process gets one meanwhile."""
 
-from __future__ import annotations
-
 import socket
 
 _HELD: list[socket.socket] = []  # until this process ends; none of them listens

@@ -4,8 +4,6 @@ Written from the formats' definitions, apart from the package's own code, so tha
 compares the two compares two things. Knows no tensor name and no file.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

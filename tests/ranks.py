@@ -4,8 +4,6 @@ Written from docs/engine_file.md alone: no process, no executor of the runtime t
 passes between segments is poisoned first, and updated states are copied back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The repository as tests see it: its packages, and the files that git tracks or would track."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -3,8 +3,6 @@
 Knows the step inputs of docs/graph.md and an opened engine; no scheduler takes part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ line of a code block, or a span in backquotes, that starts with one of the packa
 `python -m`, `make`, `pytest` or `scripts/`.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The script of a first run over fake commands: what it runs, how it ends, what it packs."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

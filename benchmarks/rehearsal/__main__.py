@@ -15,8 +15,6 @@ dropped with a message and measured anew. Exit code 1 where a row is not right.
 `--occupy` fills the other multiprocessors instead of asking the driver for a part.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

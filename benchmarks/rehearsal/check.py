@@ -5,8 +5,6 @@ and with --invariant; spark-check holds the embedded one's nodes, layers and tex
 checkpoint, and 64 ragged requests are served together and alone (tests/runtime/batch_trial.py).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -4,8 +4,6 @@ For looking at each layer's results, which a CPU must compute too: a vocabulary 
 ids, no draft head. Weights are drawn (`models/synthetic.py`).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

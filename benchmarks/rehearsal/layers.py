@@ -8,8 +8,6 @@ launches are timed one by one and as a graph (`benchmarks.time_step --per-launch
 nodes next to their floors (`benchmarks.rehearsal.prefill_floor`).
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

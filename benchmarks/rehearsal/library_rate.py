@@ -6,8 +6,6 @@ product of batches of equal tokens (what grouped kernels have at best), up and d
 Knows none of our kernels.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

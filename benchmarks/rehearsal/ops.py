@@ -5,8 +5,6 @@ A part of `benchmarks.rehearsal`. Bits are asked for twice, between guards and o
 replayed graph's, warm, of the case's small shapes. Cases in f32 activations are refused by all.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import warnings

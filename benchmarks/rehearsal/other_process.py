@@ -4,8 +4,6 @@ One is enough for all rehearsals at a time. It touches a file whenever launches 
 so that `Pulse` can distinguish a process that computes from one that only exists.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import tempfile

@@ -9,8 +9,6 @@ block of a launch that has no more blocks than there are multiprocessors. Contex
 (`steps.drawn`). Milliseconds.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import statistics

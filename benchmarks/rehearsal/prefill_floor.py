@@ -11,8 +11,6 @@ larger than half of L2 (`node_work`). `--out FILE` keeps what docs/results/ show
 needs no GPU: the floors at the rates of the FILE that was kept.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -6,8 +6,6 @@ where it was measured of the sources that are here now: each row carries a diges
 (`source_digest`).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence

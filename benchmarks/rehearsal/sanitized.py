@@ -7,8 +7,6 @@ racecheck can follow. Whether results are right is asked by the part `ops`; here
 tool says.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A plugin of pytest, in its workers too: leaves out tests that a JSON list at DONE names."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -5,8 +5,6 @@ rather changes too often than not: a comment in a kernel changes it, since nothi
 from code.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

@@ -6,8 +6,6 @@ their linears have blocks that wait for one another. Requests come and go; one t
 at the beginning must be answered with the same tokens at the end.
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 import subprocess

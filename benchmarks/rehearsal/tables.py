@@ -4,8 +4,6 @@ Knows the rows that its parts report; measures nothing. A part without a file wa
 table says so.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ Those that ask for what only the whole GPU has skip themselves; the ops' own cas
 `ops`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

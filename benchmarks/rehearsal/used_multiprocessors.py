@@ -3,8 +3,6 @@
 Knows the partition by what blocks say of themselves alone.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -8,8 +8,6 @@ clients get the cores that are left; a number of replicas for which there are no
 left out, and where nothing is left for the front the row says so: then its rate is too low.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

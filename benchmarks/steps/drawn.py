@@ -6,8 +6,6 @@ times alone: states keep their contents, zeros in a fresh engine; last tokens an
 so that experts are chosen as unevenly as they would be.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from benchmarks.steps.lockstep import IDS, Bench

@@ -3,8 +3,6 @@
 Knows names alone; measures nothing.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ load, and the bytes a second that a plain kernel on them reads. A file of such r
 `benchmarks.rehearsal.gb10.predict` learns from (`--from`) and is compared with (`--held-to`).
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import tempfile

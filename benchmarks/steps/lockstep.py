@@ -3,8 +3,6 @@
 Knows the engine and the waits of its executors; knows no file of results and no floor.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import time

@@ -6,8 +6,6 @@ Sums wait for their peers, so that rank 0 cannot time launches alone. Rank 0 sen
 of the bucket among the tables (`ask`).
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ In the builder, "compile" means to make cubins from CUDA sources. A backend with
 packs, chooses and compiles nothing; only its `emit` is called.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType

@@ -3,8 +3,6 @@
 Knows the interface of docs/graph.md; knows no executor's payload.
 """
 
-from __future__ import annotations
-
 from spark_engine import interface
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.nodes import spec_of, state_aliases

@@ -6,8 +6,6 @@ body, so that onnxruntime needs no custom library. Weights are external data in
 sets the session entry `session.model_external_initializers_file_folder_path` to the engine folder.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ A bucket of several ranks is cut at its collectives, so one node cannot wait for
 the ops of `plugins/sampling`; does not change the graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import onnx_graphsurgeon as gs

@@ -10,8 +10,6 @@ An engine contains its weights, with 4-bit codes as i32. This executor is a seco
 same network to compare with (`spark-check --against`); it is not meant to serve a large model.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Knows graphsurgeon and the Op contract; knows no single op and no rule.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import onnx_graphsurgeon as gs

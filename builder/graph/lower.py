@@ -3,8 +3,6 @@
 Knows how to ask `models`; attaches no op's body (`executors/ort.py` does, per bucket).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from spark_engine.builder.graph.family import FamilyGraph

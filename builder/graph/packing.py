@@ -4,8 +4,6 @@ Knows `Op.cuda.packs` and no single op. A packed weight is named after the origi
 (`layers.0.mlp.down_proj.weight:nvfp4_linear`): a tied head's weight may be needed in both layouts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from spark_engine.builder.graph.edit import variable

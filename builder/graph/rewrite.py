@@ -4,8 +4,6 @@ Knows how rules are applied; knows no rule. A rule finds a match, and either ref
 readable reason or rewrites it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Everything that can be refused is refused by `choose`, before a byte is written.
 buckets are compiled together, since buckets share most of them.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence

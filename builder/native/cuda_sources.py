@@ -4,8 +4,6 @@ Knows the form of the project's sources (a header comment, `extern "C"` entries)
 so that `spark-inspect` works on any machine.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

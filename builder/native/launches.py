@@ -5,8 +5,6 @@ nothing. Finds a launch's kernel, its op's reference, and the log of measured va
 sources.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ headers, the defines, the target and the compiler alone; their hash is its key i
 compiled kernels.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -5,8 +5,6 @@ Knows the driver and the layout of `Plan.symmetric`; knows no engine and no op. 
 GPU if the launches of all of them fit on it at once.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress

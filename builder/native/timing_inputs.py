@@ -5,8 +5,6 @@ knows how packed weights mix codes, scales and floats, so their bytes are random
 finite number below 2 in e2m1, e4m3, bf16 and f32.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

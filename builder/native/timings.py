@@ -4,8 +4,6 @@ Knows JSON and what a measurement depends on; knows no CUDA. The file cannot fai
 reports entries that are unreadable or of another GPU, driver or compiler, which are not used.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -6,8 +6,6 @@ takes a tenth less. A size's cost is first estimated from its neighbours' costs,
 promising sizes are timed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 

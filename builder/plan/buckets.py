@@ -3,8 +3,6 @@
 Knows the families and their file names; knows no op and no executor.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from spark_engine.errors import OptionError

@@ -8,8 +8,6 @@ the weights leave: the number of sequences is reduced until they fit. The rest i
 the prefix cache's snapshots.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from spark_engine.kernel import Target

@@ -3,8 +3,6 @@
 Knows the options and what a checkpoint has; knows no tensor and no graph.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Knows defaults and limits of options; knows no graph. `resolve` replaces "auto" 
 once, so that no later step has to.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any

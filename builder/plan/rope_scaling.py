@@ -3,8 +3,6 @@
 Knows the option's forms and keys; `models/config/rope.py` knows what they mean.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The fusions, in the order they are applied. Order matters: see each line's reason."""
 
-from __future__ import annotations
-
 from spark_engine.builder.graph.rewrite import Rule
 from spark_engine.builder.rules.attention import ATTENTION_DECODE
 from spark_engine.builder.rules.delta import GDN_DECODE

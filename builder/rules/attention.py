@@ -4,8 +4,6 @@ Knows the ops paged_attention, sigmoid_gate, act_quant and attention_decode of d
 after the quantisers are fused into the gate.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from spark_engine.builder.graph.edit import add_node, detach

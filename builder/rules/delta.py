@@ -4,8 +4,6 @@ Knows the ops causal_conv, gated_delta_step, gated_norm[_quant] and gdn_decode o
 Runs after the quantisers are fused into the norm.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from spark_engine.builder.graph.edit import add_node, detach

@@ -5,8 +5,6 @@ quantised result. It becomes one node that writes the quantised tensors, and the
 if another node reads it (`keep`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

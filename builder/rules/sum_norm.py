@@ -6,8 +6,6 @@ layer, last_rows is between the experts' sum and the norm, so that rule does not
 ranks is for executors with ranks that exchange data within a launch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

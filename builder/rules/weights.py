@@ -4,8 +4,6 @@ Knows names, recipes and graph inputs; reads only scalars from the checkpoint, t
 joined weight is named after its parts: `a.q.weight`, `a.k.weight` -> `a.q+k.weight`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

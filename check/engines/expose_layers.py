@@ -4,8 +4,6 @@ Knows the payload of the `ort` executor. Engines of other executors have these o
 built with `--debug`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Knows folders and the entry points of builder and runtime; compares nothing.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ and runs nothing. Tokens are forced (no step reads a token that another step sam
 engines that once disagree still get the same input afterwards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 

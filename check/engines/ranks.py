@@ -4,8 +4,6 @@ Knows executors that take a communicator, and the states of ranks; compares noth
 ranks' states have the rank: `layers.0.rank1.gdn_state`.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence

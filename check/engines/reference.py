@@ -5,8 +5,6 @@ function. Between nodes values have the graph's dtypes, as in every executor. It
 to be read.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass

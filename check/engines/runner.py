@@ -4,8 +4,6 @@ It keeps the states from launch to launch, as a server does, chooses the bucket 
 inputs, and returns the `defined_values`.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

@@ -5,8 +5,6 @@ reads and writes; the payload's `places` give their memory. The weights are the 
 Knows places and copies; knows no op and judges nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import groupby

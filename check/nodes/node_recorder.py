@@ -4,8 +4,6 @@ The two are the launches with the longest sequences, one of each family. Knows s
 reference executor; judges nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -4,8 +4,6 @@ Operands are recorded while the reference executor runs a launch: they are reali
 of one node does not affect the next. Knows onnxruntime.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

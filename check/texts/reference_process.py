@@ -4,8 +4,6 @@ Float64 references take one core, and most of a check's time. Knows processes an
 decides nothing.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

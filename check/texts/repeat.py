@@ -7,8 +7,6 @@ give equal texts; for another engine this is the noise level of a comparison of 
 the runtime's entry point; compares token ids.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

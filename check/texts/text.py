@@ -8,8 +8,6 @@ The reference's text does not depend on the candidate, so `reference_process.py`
 earlier.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 

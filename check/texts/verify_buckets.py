@@ -6,8 +6,6 @@ token, and the number of accepted tokens must follow from the samples. If the st
 position, the next round starts from them. Knows one engine; needs no reference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

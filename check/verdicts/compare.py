@@ -1,7 +1,5 @@
 """Polygraphy comparison functions for `defined_values`. Knows thresholds; runs nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -6,8 +6,6 @@ arrays in the order of the network, so that the first entry that differs names t
 engines diverge.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any

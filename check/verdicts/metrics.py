@@ -4,8 +4,6 @@ Rows are what axis 0 counts (tokens, slots). Every figure is that of the worst r
 a thousand good tokens hides one bad token.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ rounded to a few bits, because one different rounding then moves a value by a wh
 grid: such engines are similar, not equal.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass

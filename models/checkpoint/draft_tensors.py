@@ -6,8 +6,6 @@ record that, so the tensors decide. An incomplete head is no error: the checkpoi
 drafts. Knows no name of the head's tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 

@@ -5,8 +5,6 @@ text (for instance a vision tower) are counted and reported, but not compiled. K
 network and no file: `check_tensors` compares names, dtypes and shapes.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A refusal names the format first, then the place and value that declare it. Know
 declare their formats, and reads no tensor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ projection of the network has it. The rules are those of GPTQModel, AutoRound an
 reads them. Knows names and patterns only; no tensor and no shape.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from itertools import chain

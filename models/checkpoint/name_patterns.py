@@ -3,8 +3,6 @@
 A matcher takes the spellings of one module's name. Knows names, and no format.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 import re

@@ -9,8 +9,6 @@ what `config_groups` lists), then an entry for a parent such as `….mlp.experts
 file's global algorithm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

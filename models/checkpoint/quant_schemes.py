@@ -4,8 +4,6 @@ The vocabulary of `quant_declarations.py` (which reads the declarations) and `qu
 (which makes the table of them), and what each dialect calls a projection's tensors. Knows no JSON.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

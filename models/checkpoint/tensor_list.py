@@ -6,8 +6,6 @@ must hold, the table of what is quantised, random checkpoints and the count of p
 without the prefix that files put before them (`layout.py`). Knows no scheme and no file.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass

@@ -5,8 +5,6 @@ it. A file of tensors that no text needs (a draft head, vision: `optional` prefi
 or be next to the files that the index names. Knows names, and no dtype.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@
 object, a number instead of a name). Knows no key.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping

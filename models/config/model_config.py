@@ -5,8 +5,6 @@ on. A family converts its config.json into it (`models/families/`) and may add f
 of a file, no tensor, no quantisation and no graph.
 """
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass
 
 from spark_engine.models.config.rope import Rope

@@ -4,8 +4,6 @@ The place of the text configuration, dtypes, tied embeddings, eos ids. Each func
 and the value in a CheckpointError.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from spark_engine.errors import CheckpointError

@@ -5,8 +5,6 @@ after Peng et al., 2023) for text, where the three rows of the multimodal rope a
 interleaving is the identity. Knows no tensor and no graph.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ key is refused if it is unknown, a word of its name is one that networks' keys h
 switches something on. Other unknown keys (training, generation, tools) are ignored.
 """
 
-from __future__ import annotations
-
 import re
 
 from spark_engine.errors import CheckpointError

@@ -4,8 +4,6 @@ The tensors that a file must hold, the table of what is quantised, random checkp
 are derived from it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar

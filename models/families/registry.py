@@ -1,7 +1,5 @@
 """The table of model families, one row each, and the search for the row of a config.json."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ name. A block is a frozen dataclass of tensors with a method that writes its ops
 writes graphs with drafts from the same blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol

@@ -6,8 +6,6 @@ passes through `fill`; `step` then drafts one token after another, each from the
 output. Knows the wiring (docs/graph.md); knows no tensor's name, nor how a projection is stored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

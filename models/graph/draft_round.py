@@ -5,8 +5,6 @@ first that differs, updates the head's keys and values for the accepted tokens, 
 round's tokens. Knows the order of these (docs/graph.md) and no tensor's name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Knows the mathematics' wiring (docs/graph.md); knows no tensor's name, nor how a
 stored. Shapes are [tokens, columns].
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs

@@ -4,8 +4,6 @@ Knows their tensors and how they are written in ops (docs/graph.md); knows no te
 Shapes are [tokens, columns].
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs

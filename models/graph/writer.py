@@ -4,8 +4,6 @@ Knows the graph's conventions (docs/graph.md); knows no block and no weight form
 Use one writer per graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -5,8 +5,6 @@ place is the largest of the layer's others, so that no expert's input is clipped
 Knows scales, and no file: weight scales are never replaced.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Applies `DraftOptions`: quantises the head's plain projections as they are read,
 shortlist's rows of the language model's head. Knows no graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

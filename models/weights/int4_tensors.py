@@ -11,8 +11,6 @@ A matrix is read whole: ranks and slices take their parts of the result. Groups 
 columns. Knows arrays and tensor names; knows no config.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ scales multiply, and are repeated to one per row. Knows no graph.
 modelopt globals multiply, compressed-tensors globals divide (their reciprocals are stored).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 

@@ -9,8 +9,6 @@ processed some rows at a time, so that little memory is needed in addition to th
 scales of a quantised matrix are separate recipes over the stored one. Knows no module.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 

@@ -14,8 +14,6 @@
 One pass over the bytes while they are in the cache. Knows arrays and names; knows no recipe.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NoReturn
 

@@ -10,8 +10,6 @@ accuracy only, so a SiLU of them has no relative accuracy for negative numbers. 
 use Exp and Log.
 """
 
-from __future__ import annotations
-
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.tensors import DType
 

@@ -3,8 +3,6 @@
 A body reads like its formula: `f("Mul", f("Exp", g), s)`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 

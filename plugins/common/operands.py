@@ -3,8 +3,6 @@
 docs/graph.md defines names, types and meanings.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.interface import PREFILL_TILE

@@ -1,7 +1,5 @@
 """Seeded arrays for the ops' cases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -3,8 +3,6 @@
 The rules are in docs/graph.md, "Rules of a prefill launch".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

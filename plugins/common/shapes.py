@@ -1,7 +1,5 @@
 """Legal dtypes of activations and weights, and their attribute."""
 
-from __future__ import annotations
-
 from spark_engine.op import Attrs
 from spark_engine.tensors import DType
 

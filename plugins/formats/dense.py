@@ -1,7 +1,5 @@
 """Unquantised weights, in the checkpoint's dtype. The CPU widens them to f32 when it loads them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.operand import Operand, Role

@@ -8,8 +8,6 @@ panels of 256 rows, and a lane's k are those of mma.sync; linear_layout.py.)
 Knows arrays only, no op and no GPU.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.plugins.formats.weight_packing import (

@@ -3,8 +3,6 @@
 Knows no kernel. How rows are packed is in expert_layout.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

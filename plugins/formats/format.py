@@ -7,8 +7,6 @@ sum. What is computed has two forms: numpy in float64 for references, a fragment
 Values are known by the names of the linear op's operands. Knows no op and no kernel.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ to constants when a session is loaded: a weight always ends as the constant 2-D 
 of one MatMul, for which onnxruntime gives a row the same bits whatever the other rows are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

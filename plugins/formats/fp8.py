@@ -7,8 +7,6 @@ Codes multiply and accumulate in f32, the scales come once at the end. A weight 
 all has it per row too, so that merged projections keep their own.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -4,8 +4,6 @@ y[t,n] = Σ_kb x_scale[t,kb] · w_scale[⌊n/128⌋,kb] · Σ_{k in kb} xq·w (D
 N and K need not be multiples of 128. The CPU dequantises both sides and multiplies once.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.operand import Operand, Role

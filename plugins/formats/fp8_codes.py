@@ -5,8 +5,6 @@ KV pages hold codes and bodies compute with them. Finite values are exact; value
 saturate; −0 is stored as +0. The two NaN codes decode to 0: nothing reads them.
 """
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 

@@ -8,8 +8,6 @@ zero 8, a scale may be negative. w_scale2 is a power of two, so that a row's lar
 activations the scale is rounded to bf16, and then the weight (int4_decode.cuh).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.operand import Operand, Role

@@ -6,8 +6,6 @@ the 32 lanes: lane 4g + t holds rows g and g + 8. The last panel may have fewer 
 filled up with zeros to a whole m16 tile, k to a whole k-slab. Knows arrays, no op and no GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

@@ -6,8 +6,6 @@ so that a reference and an executor round alike. Sources: NVIDIA TensorRT Model 
 blocks.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

@@ -8,8 +8,6 @@ that merged projections keep their own (TensorRT Model Optimizer's W4A16_NVFP4).
 scale · w_scale2 is one f32 product, made when the graph is lowered.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -5,8 +5,6 @@ A format's quantiser is `Format.inputs`; `quant` names it, or is `none`. A fused
 has one consumer's worth of output. Knows no op.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

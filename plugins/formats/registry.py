@@ -1,7 +1,5 @@
 """The weight formats, in the order of docs/graph.md. Knows nothing else of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

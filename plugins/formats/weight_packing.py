@@ -6,8 +6,6 @@ sign, exponent and mantissa, so that a kernel dequantises with two instructions 
 no GPU.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

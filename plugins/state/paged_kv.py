@@ -1,7 +1,5 @@
 """Pages of keys and values: sizes, and how a page stores a value. Knows no op."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ which S ← e^g S + δ kᵀ. Here is what the op adds: a launch's rows, and wher
 are stored, in `gdn_state` alone or behind a replay ring, `gdn_ring`. Knows no rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

@@ -5,8 +5,6 @@ ring's order; what is not live is zero before it is used. Knows the layout of `r
 no op.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

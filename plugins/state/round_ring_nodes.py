@@ -5,8 +5,6 @@ Every token's nodes have the shapes that they have in a round of one token, so t
 same. What is not live is zero before it is used. Knows no op.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -5,8 +5,6 @@ A row of `<architecture>.json` has an op, its tokens, its size (N * K of linear 
 extrapolated beyond them, first along tokens, then along sizes.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

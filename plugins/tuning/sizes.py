@@ -1,7 +1,5 @@
 """The fields in which tactics of one kernel differ. Each architecture's file has the rows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 FAN = 8  # parts of one merge

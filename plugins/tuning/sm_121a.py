@@ -3,8 +3,6 @@
 HEADS of sm_90a.py serve this architecture too.
 """
 
-from __future__ import annotations
-
 from spark_engine.plugins.tuning.sizes import ALONE, FAN, Chunks, Shared
 
 _REHEARSED = "predicted best at {}, and rehearsed there: docs/results/rehearsed_gb10.md"

@@ -5,8 +5,6 @@ Attention runs in one wave if rows times kv heads times chunks do not exceed the
 few long rows fill the GPU with 64 chunks, more rows with fewer, longer chunks.
 """
 
-from __future__ import annotations
-
 from spark_engine.plugins.tuning.sizes import ALONE, FAN, Chunks, Shared
 
 _LOG = "best of a round of four at {}: benchmarks/log/attention/attention_round_mma.md"

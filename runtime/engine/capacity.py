@@ -3,8 +3,6 @@
 Knows the manifest's plan; opens nothing, and looks up this host's GPUs only for the remedies.
 """
 
-from __future__ import annotations
-
 from spark_engine.errors import CapacityError
 from spark_engine.manifest import NATIVE, Manifest
 from spark_engine.runtime.engine.detect import present_card

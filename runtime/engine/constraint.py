@@ -4,8 +4,6 @@ The frontend makes a `ConstraintSpec`, plain values sent with the request; the e
 makes a `Constraint` of it (`token_constraint_state`). Knows no grammar's text and no tokenizer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 

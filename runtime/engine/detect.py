@@ -1,7 +1,5 @@
 """The targets that this machine runs."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from types import ModuleType
 

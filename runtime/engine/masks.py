@@ -8,8 +8,6 @@ one step of other requests.
 Knows constraint states, threads and two tables; no scheduler.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterable

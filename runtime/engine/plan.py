@@ -3,8 +3,6 @@
 Plain values. The scheduler has already updated the sequences; the loop updates the arrays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

@@ -3,8 +3,6 @@
 Counts the users of each unit and how often the cache keeps it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from spark_engine.errors import InternalError

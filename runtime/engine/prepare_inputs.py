@@ -3,8 +3,6 @@
 Knows the buffers' names and layouts of docs/graph.md; decides nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -25,8 +25,6 @@ Knows counts only: slots, pages, bytes, positions. Pure Python without arrays; r
   free once the last launched step that touches it was collected.
 """
 
-from __future__ import annotations
-
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """What an engine shares among requests: slots, pages, snapshots. Numbers only."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -3,8 +3,6 @@
 Reads only. Names sequences by their ids; contains no token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Items
 
 from spark_engine.runtime.engine.plan import Batch, StepPlan

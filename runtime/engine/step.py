@@ -15,8 +15,6 @@ Knows this order and what ends a sequence; the scheduler chooses sequences, `pre
 the arrays.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping

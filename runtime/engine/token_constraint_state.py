@@ -8,8 +8,6 @@ count wherever no id is forced.
 Knows positions and ids; no scheduler and no table.
 """
 
-from __future__ import annotations
-
 import enum
 import time
 from collections.abc import Callable, Iterable

@@ -5,8 +5,6 @@ Knows spans, tracks and files; knows neither a step's parts nor an engine. Times
 which do nothing.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

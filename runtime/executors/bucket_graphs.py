@@ -3,8 +3,6 @@
 Knows the order of launches and CUDA graphs; knows no buffer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias

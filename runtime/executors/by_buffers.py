@@ -1,7 +1,5 @@
 """Values made for a set of buffers, which the loop gives again and again. Knows no executor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 

@@ -3,8 +3,6 @@
 Input: the manifest's memory plan and the free memory beyond it. Knows no device and no cache.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from spark_engine.device.shared_memory import kept_of

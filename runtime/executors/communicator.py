@@ -1,7 +1,5 @@
 """The protocol of a rank's communicator: what an engine of several ranks exchanges on the host."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

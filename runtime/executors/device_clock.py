@@ -3,8 +3,6 @@
 Assumption: an event recorded on an empty stream is reached immediately.
 """
 
-from __future__ import annotations
-
 import time
 
 from spark_engine.device.gpu import Event

@@ -4,8 +4,6 @@ Knows the unit that each axis counts (slot, page, sequence) and copies rows and 
 memory. Knows no launch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Knows no implementation; the table of executors is in `runtime/engine/load.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -3,8 +3,6 @@
 The lock is process-wide, like the device's context. Knows no engine.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 Knows cubins and their entries; knows no launch.
 """
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

@@ -5,8 +5,6 @@ buckets of a family use the first rows of the same arrays. Tables, step inputs a
 arrays for every executor; states are in a `States`, which may keep them on a device.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass

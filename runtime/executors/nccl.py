@@ -5,8 +5,6 @@ The only file that imports nccl4py (the extra `nccl`). Knows addresses and a str
 NCCL and its own variables (NCCL_*) select the transport, RDMA or sockets.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

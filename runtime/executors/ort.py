@@ -6,8 +6,6 @@ not guarantee this. Each session therefore tests it once on random data when it 
 test fails, the session runs into separate memory and copies the states back.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import logging

@@ -5,8 +5,6 @@ run copies the engine's inputs to the device and its outputs back. This is slow 
 the executor exists to verify our kernels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType

@@ -5,8 +5,6 @@ shares the host's memory, pages that were read are dropped from the page cache, 
 are not in memory twice.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ writes a large packet once into a ring that all ranks read, and sends its positi
 rank's socket. Small packets, and all packets between hosts, go through the sockets.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import select

@@ -5,8 +5,6 @@ Every rank sums in rank order, in f32, and rounds once, so that all ranks have e
 plan and no collective on a device.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias

@@ -5,8 +5,6 @@ weights. Knows no process, scheduler or request. It waits for a step only before
 step's buffers, and rank 0 has waited for that step before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 

@@ -6,8 +6,6 @@ device, and the device waits for the failed rank, only the end of rank 0's proce
 which rank 0's process is stopped does not count against any limit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

@@ -5,8 +5,6 @@ serves, and the others start a rank's process for each start of the engine there
 reports by a pipe that it runs; one that hangs would never notice that rank 0 has ended.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import select

@@ -4,8 +4,6 @@ Knows sockets and time limits; knows neither arrays nor plans. A process that en
 sockets, which ends the others' waits at once; a process that hangs is named after the limit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import select
 import socket

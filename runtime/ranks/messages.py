@@ -5,8 +5,6 @@ order; arrays are raw bytes. A rank answers `Opening` while it opens its shard, 
 `RankFailed`. Knows no transport.
 """
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 import msgspec

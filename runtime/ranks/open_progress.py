@@ -4,8 +4,6 @@ reports its own to rank 0, which thereby knows that the rank does not hang.
 Knows progress callbacks; knows neither ranks nor the loader.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -5,8 +5,6 @@ Knows addresses and sockets. Connections are not authenticated: any peer that re
 addresses may take a rank's place, so they belong on a private network.
 """
 
-from __future__ import annotations
-
 import logging
 import select
 import socket

@@ -4,8 +4,6 @@ After a stop (a debugger, a suspended machine, a paused VM) the system's clock h
 although no peer was late. Time limits on peers therefore use this clock. Knows time only.
 """
 
-from __future__ import annotations
-
 import time
 
 TICK_S = 0.25  # polling interval of waiters

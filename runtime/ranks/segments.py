@@ -5,8 +5,6 @@ tested when it is opened: if it can update its states in place it does, otherwis
 separate memory and copies.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

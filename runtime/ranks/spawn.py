@@ -5,8 +5,6 @@ hosts they connect over TCP (`rendezvous.py`). Rank 0 gets a `RankGroup`; each o
 gets its `RankChannels`. Knows no message content.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import socket

@@ -8,8 +8,6 @@ in the order, so there is no cycle. The name is the kernel's boot id: equal in a
 host, different between hosts. Knows no engine and no memory.
 """
 
-from __future__ import annotations
-
 import hashlib
 import platform
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Knows as much HTTP as a client of ours needs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """`spark-bench`: against a scripted server, and one that it starts for an engine folder."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

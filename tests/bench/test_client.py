@@ -1,7 +1,5 @@
 """One client against a scripted server: times, counts, conversations, and what goes wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

@@ -1,7 +1,5 @@
 """Arrivals by hand; conversations that are drawn as asked, and again by their seed."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

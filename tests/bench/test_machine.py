@@ -1,7 +1,5 @@
 """What else decides a figure: a card that is sampled, and one bench at a time."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

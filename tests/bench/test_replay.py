@@ -1,7 +1,5 @@
 """Recorded conversations: what is asked in which turn, and marks that keep runs apart."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A result as a table, a page and a picture."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

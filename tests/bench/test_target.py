@@ -1,7 +1,5 @@
 """A server that a bench starts: it does not outlive the bench."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The bytes that a step must move, counted by hand."""
 
-from __future__ import annotations
-
 import sys
 from functools import cache
 

@@ -1,7 +1,5 @@
 """The list of checkpoints: published sizes, the planner's memory, and the packaged rows."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Timing of launches: over a fake GPU, and on a real one what is then predicted."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

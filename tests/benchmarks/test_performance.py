@@ -1,7 +1,5 @@
 """The pages of figures are those that the recorded rows make; so are their columns."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

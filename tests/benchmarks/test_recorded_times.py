@@ -1,7 +1,5 @@
 """Recorded times: how a file of measured times becomes rows, and what a build loses by them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

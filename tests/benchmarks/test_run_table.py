@@ -1,7 +1,5 @@
 """The runner of the table: order, builds, limits, what is kept, and what is done again."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

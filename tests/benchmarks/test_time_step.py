@@ -1,7 +1,5 @@
 """The step timer: its command line, rows and arithmetic, and the protocol on a CPU engine."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Full-size models are planned from their configs alone."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Knows the inputs of docs/graph.md; uses the `ort` executor and no scheduler.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

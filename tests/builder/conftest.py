@@ -1,7 +1,5 @@
 """What the builder's tests share."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """Native engines with empty cubins: made in seconds, and every record is as it would be."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

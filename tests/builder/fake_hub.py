@@ -1,7 +1,5 @@
 """A hub of one repository on this machine: what huggingface_hub asks of it, and what went wrong."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The manifest's parts: weights of all families, each refusal once, the arena of one bucket."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx_graphsurgeon as gs

@@ -1,7 +1,5 @@
 """Builds of random checkpoints, end to end: what is fused, what is bit-equal, what survives."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Engines with drafts: what is fused, stored once and left out, and that they speak as without."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`spark-build --list`: text, JSON, and what is said without a checkpoint."""
 
-from __future__ import annotations
-
 import json
 
 from click.testing import CliRunner

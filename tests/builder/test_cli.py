@@ -1,7 +1,5 @@
 """The command lines: exit codes, messages, JSON."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import io

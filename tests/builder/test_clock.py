@@ -1,7 +1,5 @@
 """Seconds by stage: the progress display and the log use the same names."""
 
-from __future__ import annotations
-
 import pytest
 
 from spark_engine.builder import clock

@@ -1,7 +1,5 @@
 """What drafting costs, by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from spark_engine.builder.draft_costs import draft_costs

@@ -1,7 +1,5 @@
 """Staging: a build that fails or dies leaves the old engine or none."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A checkpoint by its name: sizes first, fetched once, also where a download broke, verified."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

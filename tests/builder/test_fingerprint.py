@@ -1,7 +1,5 @@
 """One changed byte of anything that a build reads changes its fingerprint."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """f16 and f32 checkpoints where activations are bf16: matrices are rounded once, and it is said."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """What is wrong with a checkpoint's tokenizer, template or sampling is said when it is built."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -4,8 +4,6 @@ The graph itself is graphsurgeon's by design, made by `builder/graph` and `build
 stand-in of the same fields is read.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A tiny graph over two small ops, for tests that need a graph and no network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -7,8 +7,6 @@ payload's `places`.
 in device memory; only weights that are packed for kernels are remembered as they were before.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field

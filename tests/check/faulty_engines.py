@@ -1,7 +1,5 @@
 """Engines with a planted fault: copies with changed tensors, and digests that match them."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

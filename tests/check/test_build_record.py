@@ -1,7 +1,5 @@
 """The build record: buckets generate the tokens of the loop, and a change is found."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

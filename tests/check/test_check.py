@@ -1,7 +1,5 @@
 """`spark-check` on real engines: sound ones pass, a corrupted one fails at the right place."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Mapping

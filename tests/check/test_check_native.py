@@ -1,7 +1,5 @@
 """`spark-check` of engines for the GPU that is here, against references and the CPU's engine."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

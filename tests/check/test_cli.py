@@ -1,7 +1,5 @@
 """The command: missing packages, progress, and what signals leave behind."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

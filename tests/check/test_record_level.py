@@ -1,7 +1,5 @@
 """`spark-check --level record`: an engine generates the tokens of its build."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

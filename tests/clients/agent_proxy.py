@@ -7,8 +7,6 @@ the same), `tool_choice` names the tool of this turn, the answer's form is the c
 budgets of thought are cut to `THOUGHT`, and requests outside the turns (titles) get `ASIDE` tokens.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import select

@@ -4,8 +4,6 @@ In texts `$url` is the proxy's address, `$model` the model's name, `$home` the a
 `$project` the folder that it works in, and `$modules` the folder of its packages.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -9,8 +9,6 @@ fails. `--keep` stores what was exchanged; `--write-fixtures` writes the shorten
 `tests/runtime/server/api/test_agents.py` replays.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -7,8 +7,6 @@ script there prints a verdict for each feature. With names only those clients ar
 has the latest verdicts of every client. The exit code is 1 where something failed.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

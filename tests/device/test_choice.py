@@ -1,7 +1,5 @@
 """`--device N` in every command that uses a GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Items 4, 5 and 11 of the hazards.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A real GPU: overlapping launches in graphs, copies of states in both directions, errors."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Regions that ranks read from each other, with a fake driver."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

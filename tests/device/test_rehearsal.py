@@ -1,7 +1,5 @@
 """A rehearsal on another GPU: the target, the partition of multiprocessors, and the build."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 from collections.abc import Mapping

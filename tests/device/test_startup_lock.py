@@ -1,8 +1,6 @@
 """Programs that share one memory hold a lock in turn: processes, a killed one, and two engines that
 start at once."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 """A card that shares the host's memory (a DGX Spark): what is built for it, starts and is refused,
 and that loading holds the weights once."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

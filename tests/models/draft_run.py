@@ -4,8 +4,6 @@ Plays the host of docs/graph.md: prefills in chunks, then rounds that take posit
 and drafts from the states. Knows the step inputs, and what runs a launch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -5,8 +5,6 @@ the routed experts alone, nvfp4 (W4A16) of all projections, and fp8 with one sca
 draft head is in the files and not in config.json.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Both hold the same weights: the twin's four projections of a delta net are two m
 config.json is flat, as Qwen publishes it. It does not name the draft head, which is in the files.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

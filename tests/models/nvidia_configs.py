@@ -5,8 +5,6 @@ ones; where it exists, a test compares the generated ones with them. `large(mode
 nvidia/Qwen3.5-122B-A10B-NVFP4 and -397B-A17B-NVFP4: W4A4 experts, all else plain by wildcards.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

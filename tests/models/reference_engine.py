@@ -4,8 +4,6 @@ An engine without a builder: no rule, no executor. Every state begins as NaN or 
 graph's grammar (docs/graph.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Engines with drafts that onnxruntime runs, rules applied, against the float64 definition."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Draft heads as files have them, as builds want them, and why a checkpoint has none."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from itertools import islice

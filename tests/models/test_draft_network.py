@@ -1,7 +1,5 @@
 """Graphs with drafts: inputs, outputs, states and their updates, wiring, names."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import onnx_graphsurgeon as gs

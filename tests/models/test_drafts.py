@@ -5,8 +5,6 @@ meaning of the ops is tried. A random head is hardly ever right: rounds in which
 made by giving the row what the network will say.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

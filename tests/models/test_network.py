@@ -1,7 +1,5 @@
 """The unfused graph: names, states, projections by scheme, quantisers, debug outputs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Model type qwen3_next: fused projections in every format, and the tokens of transformers."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Drawn checkpoints: the published tensors, sane values, and equal to what is written of them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

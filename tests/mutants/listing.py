@@ -3,8 +3,6 @@
 Knows the form of an entry (docs/extend/testing.md) and Python's syntax tree; runs nothing.
 """
 
-from __future__ import annotations
-
 import ast
 import tomllib
 from collections.abc import Iterable, Iterator

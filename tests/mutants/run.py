@@ -7,8 +7,6 @@ Works in copies of the tree, one per worker; the tree itself is never changed. E
 all are killed; a mutant is not counted if all its tests skip on this machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ run and answers with one. It imports nothing of the project before the fork, so 
 the current files.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

@@ -6,8 +6,6 @@ an engine takes them; `Attended.margin` is the distance of the nearest one from 
 steps of the code.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

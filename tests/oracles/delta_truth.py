@@ -3,8 +3,6 @@ the published recurrence. Whole sequences from position 0, token by token. Impor
 package.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ of the next row, with the token just drafted. So the drafts depend on the sequen
 rounds it came from. The variants are the known mistakes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -7,8 +7,6 @@ side; the order of what is kept and what is not is one too, but for equal logits
 comes first, in every precision).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

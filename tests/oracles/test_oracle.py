@@ -1,7 +1,5 @@
 """The oracle itself is held against transformers, and its rounding against exhaustive search."""
 
-from __future__ import annotations
-
 import ast
 import json
 from pathlib import Path

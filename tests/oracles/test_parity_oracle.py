@@ -9,8 +9,6 @@ formats the prompts are drawn until no decision was nearer than MARGIN; they are
 networks shallow, because the number of decisions grows with both.
 """
 
-from __future__ import annotations
-
 from itertools import islice
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ themselves agree bit for bit. Where activations are rounded to a few bits, promp
 value on the border between two codes may fall to either side.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

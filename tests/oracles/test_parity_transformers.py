@@ -7,8 +7,6 @@ tests/golden/parity.npz: last logits and recurrent states of the longest prompt.
 `SPARK_WRITE_GOLDEN=1` writes that file again.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Iterator

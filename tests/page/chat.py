@@ -1,7 +1,5 @@
 """The chat: answers as they come, stopped, made again, changed; conversations; tools; settings."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

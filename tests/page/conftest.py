@@ -1,7 +1,5 @@
 """A browser without a window, a server with a scripted engine, and pages that must not complain."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

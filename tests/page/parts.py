@@ -1,7 +1,5 @@
 """The page's parts, called in the browser: Markdown, events, metrics; what a model may not do."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

@@ -6,8 +6,6 @@ Without a URL it starts `spark-run --serve`. Needs what `make page` needs. All t
 measured by that server on this machine.
 """
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

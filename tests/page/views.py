@@ -1,7 +1,5 @@
 """Beyond the chat: live plots, the engine's report, keys, narrow screens, themes, names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import asdict

@@ -5,8 +5,6 @@
 updates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tests.plugins.cuda_node import Planned

@@ -5,8 +5,6 @@ that a write outside it is seen; outputs hold 0xFF bytes (a NaN in every float f
 run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ domain `spark`, each with its function body attached, weights as initializers, t
 ORT_ENABLE_BASIC.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 .venv/bin/python -m tests.plugins.op_table      writes it anew
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import groupby
 

@@ -1,7 +1,5 @@
 """A node's operands as the op has them, and packed as the tactics see them. Imports no CUDA."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Runs one op over named operands, or a few nodes, on onnxruntime. Knows no op."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

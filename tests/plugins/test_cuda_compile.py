@@ -3,8 +3,6 @@
 The op's cases are many sizes of few forms; covering_cases.py chooses which are compiled.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

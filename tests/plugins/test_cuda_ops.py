@@ -3,8 +3,6 @@
 A case in f32 activations is refused by the tactics; its bf16 variant runs in its place.
 """
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

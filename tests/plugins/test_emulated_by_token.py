@@ -1,7 +1,5 @@
 """Kernels that quantise by token, on the host: every op that does so, against its reference."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A fused op and the ops it replaces give the same bits on onnxruntime, in every format."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """infer refuses what is not legal, and its message names the operand or the attribute."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Kernels' arguments by name: which become addresses, numbers and null, in which order."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import numpy as np

@@ -1,7 +1,5 @@
 """docs/graph.md has the ops as they declare themselves."""
 
-from __future__ import annotations
-
 import pytest
 
 from spark_engine.op import Op

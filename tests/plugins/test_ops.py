@@ -1,7 +1,5 @@
 """Every op, every case: infer, reference and body agree; the contract of Op is kept."""
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

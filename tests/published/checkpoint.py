@@ -4,8 +4,6 @@
 names, and the rounding of each module's input. Knows nothing of the package.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping

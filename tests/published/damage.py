@@ -4,8 +4,6 @@ Each change takes a checkpoint before it is written, or its folder afterwards. K
 the package.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

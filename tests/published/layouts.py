@@ -1,7 +1,5 @@
 """Every published layout, as public copies of the files and the exporters' sources have it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

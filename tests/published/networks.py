@@ -5,8 +5,6 @@ transformers leaves out, is a full-attention layer and the tensors that every pu
 Knows no quantisation and nothing of the package.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

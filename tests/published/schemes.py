@@ -4,8 +4,6 @@ Written from the formats' public definitions (compressed-tensors, ModelOpt, Auto
 auto-round, transformers' FineGrainedFP8). Knows nothing of the package, and no file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

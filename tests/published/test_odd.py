@@ -1,8 +1,6 @@
 """Odd files: those that must build compute the right tokens and say what was done about them;
 those that must not are refused in a sentence that names the format in its first words."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

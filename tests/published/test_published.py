@@ -6,8 +6,6 @@ two codes may fall on either side, and moves the rest. A right engine meets no s
 of the prompts; one that rounds otherwise differs on all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ Inputs of quantised modules are rounded before their products, and keys and valu
 an FP8 cache. Knows nothing of the package.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from types import MethodType
 from typing import Any

@@ -1,7 +1,5 @@
 """The tests do not depend on how they are started."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

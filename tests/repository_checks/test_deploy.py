@@ -1,7 +1,5 @@
 """The files of docs/deploy: their options exist, their limits fit, systemd takes the unit."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import math

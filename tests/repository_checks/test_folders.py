@@ -1,7 +1,5 @@
 """At most 20 files per folder."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from tests.repository import files

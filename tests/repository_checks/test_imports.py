@@ -3,8 +3,6 @@
 An import that is wanted and not allowed here is a question about the design, not about this file.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -6,8 +6,6 @@ Code in backquotes is not read. `python -m tests.repository_checks.test_language
 every place.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -1,7 +1,5 @@
 """requirements.lock has the packages that pyproject.toml requires; `make lock` writes it."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 

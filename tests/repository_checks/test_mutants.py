@@ -1,7 +1,5 @@
 """The lists of mutants fit this tree, some of them are killed, and verdicts are right."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Built from a clean copy of the tracked files, because setuptools reuses a stale `build/`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

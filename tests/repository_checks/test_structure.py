@@ -1,7 +1,5 @@
 """What may be in which file: operands by position, kernels of an op, instructions; class names."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

@@ -8,8 +8,6 @@ ragged requests together, then each of them alone, and prints one line for each 
     logits; milliseconds of a decode step of 64 rows and of one
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 import sys

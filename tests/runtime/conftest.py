@@ -1,8 +1,6 @@
 """What tests of the runtime share: a small tokenizer, and that a grammar's bound does not count a
 stopped machine's time."""
 
-from __future__ import annotations
-
 import pytest
 
 from spark_engine.runtime.engine import masks

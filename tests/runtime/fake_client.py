@@ -1,7 +1,5 @@
 """An engine client without an engine: it takes requests and remembers them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -10,8 +10,6 @@ two of them kept of the three drafts that were verified, WARM finds all of its p
 token in a cache; any other prompt gets thoughts and an answer in words.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -6,8 +6,6 @@ functions found by symbol, called as `kernel(gpu, *args)`. `calls` holds the nam
 `held` counts what was made and not freed.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence

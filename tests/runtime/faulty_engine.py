@@ -6,8 +6,6 @@ The real worker and `Engine` over executors without a model. A file `fault` in F
 and a kind; the first step to reach that stage removes the file, and the fault happens.
 """
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import json

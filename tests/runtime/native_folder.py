@@ -4,8 +4,6 @@ The kernels of two decode buckets touch every byte that their launches name, so 
 numpy sees an access beyond an allocation.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

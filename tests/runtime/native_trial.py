@@ -6,8 +6,6 @@ logits are, then serves requests at both depths and counts what differs from eac
 and says which calls of the driver a step of decoding makes and how long the host and it take.
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 import sys

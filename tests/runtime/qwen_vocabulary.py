@@ -4,8 +4,6 @@ A BPE merge joins two tokens to a third; its order is the third's rank. tokenize
 the ranks name the third alone: every split of a token into two tokens is a merge.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from functools import cache

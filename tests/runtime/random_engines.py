@@ -1,7 +1,5 @@
 """Engines of random checkpoints on real executors, and random requests run in them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A real engine of a random checkpoint, for tests of endpoints that report an engine's facts."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small byte-level BPE with Qwen's special tokens and a chat template, for tests."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How much memory is taken on a GPU, even where other programs share it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The trial of batches sees every sampled token, also where a decode step is a round of drafts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The prefix cache on onnxruntime: what is taken over from other requests changes no token."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

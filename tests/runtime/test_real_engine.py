@@ -3,8 +3,6 @@
 Events carry log-probabilities, so that equality says more than equal tokens do.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace

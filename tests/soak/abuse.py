@@ -9,8 +9,6 @@ may be lost. The memory of all of the server's processes must return to within 1
 callback of the HTTP process's event loop may take 50 ms of CPU time.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Knows dumps and /proc; knows no HTTP.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass, field

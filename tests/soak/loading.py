@@ -7,8 +7,6 @@ kernel kills a process that takes more; page cache counts. It wants root, or a g
 be written. `tests/device/test_unified_memory.py` does the same with little.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -3,8 +3,6 @@
 Knows the attacks that need no separate server (`mixed`); knows no process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

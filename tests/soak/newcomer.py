@@ -5,8 +5,6 @@ mistakes that people make, each in a separate process: every one must end with t
 code and one line that names value and remedy. Prints a row for each.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

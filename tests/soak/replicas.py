@@ -12,8 +12,6 @@ that says why, and such errors only after a server was killed or stopped: neithe
 an update excuses any. Nothing may be left running.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -11,8 +11,6 @@ controller is killed; the front is killed, a second `run` is refused, and `spark
 nothing of it may stay. A request may only fail while there is no front.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -7,8 +7,6 @@ second turn on only what is new is computed: what its turn before had is cached,
 that was not full and the tokens that the template writes differently once they are answered.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -11,8 +11,6 @@ page, snapshot, descriptor or process may be missing or too many, and memory mus
 growing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

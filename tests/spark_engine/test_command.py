@@ -1,7 +1,5 @@
 """How commands end: exit codes, one line, signals; and no process sends telemetry."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

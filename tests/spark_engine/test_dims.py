@@ -1,7 +1,5 @@
 """Formulas of dimensions: their values, and what one unknown name must be."""
 
-from __future__ import annotations
-
 import pytest
 
 from spark_engine.dims import divisor, evaluated, names, solved

@@ -1,7 +1,5 @@
 """The engine folder refuses every change, and its weights file is plain safetensors."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

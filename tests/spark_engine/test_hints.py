@@ -1,7 +1,5 @@
 """The command that installs an extra: the one that works in the environment that asks for it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The contracts' small arithmetic: pages, dtypes, bound shapes, columns of the tables."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

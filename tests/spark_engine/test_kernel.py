@@ -1,7 +1,5 @@
 """Architectures and cards: the table, and a card that is not in it."""
 
-from __future__ import annotations
-
 from spark_engine.kernel import CARDS, GB10, H200, KNOWN, TARGETS, target_of
 
 GIB = 1 << 30

@@ -1,7 +1,5 @@
 """What an op's operands say of themselves, by hand for ops where a name would mislead."""
 
-from __future__ import annotations
-
 import pytest
 
 from spark_engine.plugins import registry

@@ -1,7 +1,5 @@
 """JSON values become frozen dataclasses, or are refused if they do not fit the fields."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Writes a file of weights from arrays, as a build does from recipes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -8,8 +8,6 @@ tells which. Launches outside a graph take longer: one figure, the same for all 
 from the buckets alone that laws are fitted to, is taken off each.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

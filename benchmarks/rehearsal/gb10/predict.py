@@ -17,8 +17,6 @@ and that with none of them overlapped; the truth is between them unless somethin
 that does not delay an H200.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Knows those rows and Markdown; predicts nothing. `benchmarks.performance` puts them in their page.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Knows the keys and defaults (transformers 5.x, `configuration_qwen3_5*.py`), and
 the network does not support. The folder of qwen3_5_moe reads the keys of the experts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

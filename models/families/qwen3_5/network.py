@@ -3,8 +3,6 @@
 The only place with these names. The MLP is a parameter, since qwen3_5_moe differs in nothing else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from spark_engine.models.checkpoint.layout import DRAFT, HEAD

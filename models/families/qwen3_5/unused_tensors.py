@@ -4,8 +4,6 @@ Knows the tensors of transformers' `Qwen3_5VisionModel`, and the prefixes of the
 which graphs without drafts leave out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from spark_engine.models.checkpoint.layout import DRAFT, DRAFT_PREFIXES

@@ -1,7 +1,5 @@
 """config.json of model type qwen3_5_moe: qwen3_5's keys, and those of its experts."""
 
-from __future__ import annotations
-
 from spark_engine.errors import CheckpointError
 from spark_engine.models.config.json_values import Json, Reader
 from spark_engine.models.config.model_config import MoeConfig

@@ -1,8 +1,6 @@
 """The differences of qwen3_5_moe from qwen3_5: every MLP has routed experts and a gated shared
 one."""
 
-from __future__ import annotations
-
 from spark_engine.models.checkpoint.tensor_list import Experts, Split, Tensor, ValueKind
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.families.qwen3_5 import network as dense

@@ -3,8 +3,6 @@
 Their rows take turns by key head, with the value heads that it serves: q, k, v, z; and b, a.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import accumulate
 

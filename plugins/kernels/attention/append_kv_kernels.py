@@ -1,7 +1,5 @@
 """Planner of `append_kv`: one launch, a block a token."""
 
-from __future__ import annotations
-
 from spark_engine.kernel import Plan
 from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
     PAGES,

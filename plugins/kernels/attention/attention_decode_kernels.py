@@ -6,8 +6,6 @@ tactic in every bucket, a row's bits do not depend on the other rows or the buck
 refusals of this module.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

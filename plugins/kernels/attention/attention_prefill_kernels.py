@@ -1,7 +1,5 @@
 """Planner of `paged_attention`: prefill in two launches, unfused decode and round tactics."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from spark_engine.kernel import DECLARED, Launch, Plan, Scratch

@@ -5,8 +5,6 @@ Each order of sums of `attention_decode_kernels.py` has a tactic here with the s
 `struct Block` of attention_merge.cuh and `Weights` of attention_warp_team.cuh.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 

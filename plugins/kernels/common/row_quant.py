@@ -1,7 +1,5 @@
 """Shared by planners of kernels with `row_quant.cuh`: refusals, arguments of outputs, the cost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from spark_engine.kernel import Target

@@ -1,7 +1,5 @@
 """The CUDA side of `causal_conv`: one launch for either tile; the state is updated in place."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from spark_engine.interface import PREFILL_TILE

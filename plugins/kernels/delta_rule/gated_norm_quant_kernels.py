@@ -1,7 +1,5 @@
 """The CUDA side of the gated norms: gated_norm and gated_norm_quant, one kernel."""
 
-from __future__ import annotations
-
 import math
 
 from spark_engine.kernel import Attrs, Plan

@@ -3,8 +3,6 @@
 A kernel's arguments are all operands and results of its op, then the number of threads with work.
 """
 
-from __future__ import annotations
-
 from spark_engine.kernel import Plan
 from spark_engine.plugins.kernels.common import row_quant as rq
 from spark_engine.plugins.launch import Candidate, Kernel, Node

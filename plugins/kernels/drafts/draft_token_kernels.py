@@ -1,7 +1,5 @@
 """Planner of `draft_token` and `draft_best`: many blocks a row; the last to arrive writes it."""
 
-from __future__ import annotations
-
 from spark_engine.kernel import Plan, Scratch
 from spark_engine.plugins.kernels.common import row_quant as rq
 from spark_engine.plugins.launch import Candidate, Kernel, Node

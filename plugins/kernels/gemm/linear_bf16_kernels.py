@@ -1,7 +1,5 @@
 """The CUDA side of `linear`: the packed weight; small n, skinny GEMM and stream-K."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from spark_engine.plugins.kernels.gemm import skinny_gemm

@@ -3,8 +3,6 @@
 Hopper's wgmma sums e4m3 products to some 13 bits, within a block of 128: f32 results go without it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from spark_engine.plugins.kernels.gemm import skinny_gemm

@@ -3,8 +3,6 @@
 Hopper's wgmma sums e4m3 products to some 13 bits: f32 results go without it.
 """
 
-from __future__ import annotations
-
 from spark_engine.plugins.kernels.gemm import skinny_gemm
 from spark_engine.plugins.kernels.gemm.stream_k import stream_k_gemm as sg
 from spark_engine.plugins.kernels.gemm.stream_k import stream_k_schedule as order

@@ -3,8 +3,6 @@
 Only the CPU serves a format that is missing here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from spark_engine.kernel import Pack

@@ -4,8 +4,6 @@ Codes count by bytes: the packed weight is `weight_layout`'s of bytes, and `stre
 row's bytes. Few rows have a separate kernel over the same layout.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -3,8 +3,6 @@
 Int4 has NVFP4's kernels with another decoder, and as many bytes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The tactic `small n` of `linear` (up to 256 weight rows): latency, not bytes. Imports no CUDA."""
 
-from __future__ import annotations
-
 from spark_engine.kernel import Early, Plan
 from spark_engine.plugins.formats.linear_layout import M16, PANEL
 from spark_engine.plugins.kernels.gemm.stream_k.stream_k_gemm import Problem

@@ -4,8 +4,6 @@ Knows m16 tiles, k-slabs and BLOCK_M; the ops' own modules say what their operan
 no CUDA.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

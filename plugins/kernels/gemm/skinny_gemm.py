@@ -4,8 +4,6 @@ Knows m16 tiles, split-K, and the rings; the ops' own modules say what their ope
 Imports no CUDA.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

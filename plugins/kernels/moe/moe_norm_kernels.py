@@ -5,8 +5,6 @@ y itself, or has many tokens, is followed by norm_quant. Every sum keeps the ord
 the two ops, so that fused and unfused give the same bits. Knows no other kernel of the experts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from spark_engine.kernel import Attrs, Launch, Plan

@@ -4,8 +4,6 @@
 sum give the same bits, so they have one `Tactic.reduction`.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from spark_engine.kernel import NULL, Plan, Scalar

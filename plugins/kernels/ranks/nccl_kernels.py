@@ -6,8 +6,6 @@ any order and rounded once. More parts it would round at every hop, in an order 
 row's place in the buffer: those are gathered, and a kernel adds them in the order of ranks.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from spark_engine.kernel import NCCL, Launch, Plan, Scalar

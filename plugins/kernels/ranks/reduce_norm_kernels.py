@@ -4,8 +4,6 @@
 all_reduce, then one of norm_quant. All sum in the order of the two ops, so they give the same bits.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple
 

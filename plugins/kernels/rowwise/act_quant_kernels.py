@@ -3,8 +3,6 @@
 All use one kernel, `act_quant_fma.cu`: an activation or none, then bf16 and quantised copies.
 """
 
-from __future__ import annotations
-
 from spark_engine.kernel import Early, Plan
 from spark_engine.plugins.kernels.common import row_quant as rq
 from spark_engine.plugins.launch import Candidate, Kernel, Node, Whole

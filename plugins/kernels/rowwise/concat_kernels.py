@@ -1,7 +1,5 @@
 """Planner of the standard Concat of projections that no rule merged."""
 
-from __future__ import annotations
-
 import math
 
 from spark_engine.kernel import Plan

@@ -1,7 +1,5 @@
 """Planner of the norms over whole rows: rms_norm and norm_quant, one kernel."""
 
-from __future__ import annotations
-
 from spark_engine.kernel import Attrs, Plan
 from spark_engine.plugins.kernels.common import row_quant as rq
 from spark_engine.plugins.launch import Candidate, Kernel, Node

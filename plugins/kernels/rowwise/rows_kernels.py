@@ -1,7 +1,5 @@
 """Planner of copies and sums of whole rows: last_rows and the standard Add; embed's launch."""
 
-from __future__ import annotations
-
 from spark_engine.kernel import Plan
 from spark_engine.plugins.kernels.common import row_quant as rq
 from spark_engine.plugins.launch import Candidate, Kernel, Node, standard

@@ -1,7 +1,5 @@
 """Planner of `mark_tokens`: one launch clears the rows of fresh sequences and counts tokens."""
 
-from __future__ import annotations
-
 from spark_engine.interface import PREFILL_TILE
 from spark_engine.kernel import Plan
 from spark_engine.plugins.kernels.common import row_quant as rq

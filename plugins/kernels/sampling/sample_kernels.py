@@ -1,7 +1,5 @@
 """Planner of `sample`: one pass that summarises the logits, then a block a row."""
 
-from __future__ import annotations
-
 from spark_engine.kernel import NULL, Plan
 from spark_engine.plugins.kernels.ranks.collectives_kernels import VECTOR, symmetric_bytes
 from spark_engine.plugins.launch import PEERS, RANK, Candidate, Kernel, Node

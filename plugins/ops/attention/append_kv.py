@@ -4,8 +4,6 @@ k is RMS-normalised per head (the weight holds the +1) and rotated; v is unchang
 with the bits that `paged_attention` stores.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The seeded cases of append_kv."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -7,8 +7,6 @@ fused ops, so the CPU's bits do not change. The pages are the first outputs, sin
 the others depends on the format.
 """
 
-from __future__ import annotations
-
 from spark_engine.named import Named
 from spark_engine.op import Attrs, Chain, Op, Part, Tolerance
 from spark_engine.operand import Result, When

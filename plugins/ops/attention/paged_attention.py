@@ -13,8 +13,6 @@ pages of more than 128 tokens this holds on one thread only, since onnxruntime's
 decide the order of sums.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

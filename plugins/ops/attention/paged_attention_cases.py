@@ -4,8 +4,6 @@ Page elements beyond a row's context and the scratch page are NaN; the scratch r
 table holds illegal ids.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -3,8 +3,6 @@
 They use the names of the op's operands; the formula is in paged_attention.py.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -5,8 +5,6 @@ to f32. onnxruntime's Sin and Cos are not used: their last bit depends on an ele
 buffer, and so on the number of rows.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -10,8 +10,6 @@ A prefill begins from the state of row `sources` and leaves it in its slot, and 
 a row in `saves`, in that row too.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

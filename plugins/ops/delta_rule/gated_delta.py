@@ -13,8 +13,6 @@ chunk begins from the state of row `sources` and leaves the state in its slot, a
 a row in `saves`, in that row too.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,8 +1,6 @@
 """The seeded cases of the gated delta rule, with a replay ring and without. Knows its operands and
 the ring's layout, not its maths."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -9,8 +9,6 @@ the powers of A reach 1e18 and cancel. G is summed in float64: small differences
 Knows no `Op`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.named import Named

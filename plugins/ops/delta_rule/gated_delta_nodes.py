@@ -5,8 +5,6 @@ does not depend on the other rows. onnxruntime's Softplus and Log are not used: 
 depends on the place of an element in its buffer.
 """
 
-from __future__ import annotations
-
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import Rows, over, valid_tokens
 from spark_engine.plugins.state.replay_ring import Heads

@@ -5,8 +5,6 @@ with one cast at the end, as flash-linear-attention and vLLM do. z is in `packed
 merged projection, from column `offset` on.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.named import Named

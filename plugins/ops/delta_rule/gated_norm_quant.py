@@ -1,7 +1,5 @@
 """Gated RMSNorm -> quantisation, the fusion of gated_norm and *_quant (see those)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.named import Named

@@ -8,8 +8,6 @@ the first outputs, since the number of the others depends on the format. `ring`,
 `tile` are gated_delta_step's.
 """
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 from spark_engine.named import Named

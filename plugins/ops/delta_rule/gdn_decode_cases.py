@@ -1,7 +1,5 @@
 """The seeded cases of the fused decode step. Knows its operands, not its maths."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

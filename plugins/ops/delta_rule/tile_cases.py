@@ -3,8 +3,6 @@
 Knows no op.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

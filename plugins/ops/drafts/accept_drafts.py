@@ -8,8 +8,6 @@ counts the accepted drafts as generated, `last_tokens` is the token sampled afte
 which drafting continues; 0 without tokens.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Op

@@ -5,8 +5,6 @@ are never taken; if no id is left, it is −1. Rows without a token are not read
 f32. `draft_token` with `pairs` continues from the results of all ranks, side by side.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.named import Named

@@ -6,8 +6,6 @@ id is left, the result is 0. Column `index` of the slot's drafts becomes the tok
 = starts + 1. A row without a token (slot −1, or count 0) has results 0 and changes no state.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.named import Named

@@ -4,8 +4,6 @@ y[t] = [rms_norm(weight[id], norm_e) | rms_norm(hidden[t], norm_h)]; both norm w
 their +1. An id outside the vocabulary reads row 0. The rounding is that of embed and two rms_norms.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.named import Named

@@ -1,7 +1,5 @@
 """Operands that the ops of a round share, and the seeded rounds of their cases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

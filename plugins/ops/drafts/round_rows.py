@@ -6,8 +6,6 @@ The first token of a row is the last sampled one; the others are drafts. Ids are
 number of tokens of a row that are not drafts: 1, or 0 for a row without tokens.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.named import Named

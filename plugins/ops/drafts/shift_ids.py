@@ -4,8 +4,6 @@ Within a row it is the next token. After the row's last token it is the host's `
 that is −1 the token `sampled` there by this launch. Missing tokens have id 0.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Op

@@ -3,8 +3,6 @@
 Sums in f32, casts once. The CPU body dequantises the weight at load and multiplies once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import zip_longest
 

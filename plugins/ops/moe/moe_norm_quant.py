@@ -6,8 +6,6 @@ the ops it replaces, so that the CPU's bits do not change. The norm's operands a
 experts'; their number depends on the format.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Chain, Op, Part, Tolerance, rtol_of

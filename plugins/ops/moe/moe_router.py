@@ -6,8 +6,6 @@ unconditional). Chosen in descending order of logit, ties to the lowest index. W
 gate, one more column: id E, weight sigmoid(x·gateᵀ).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.named import Named

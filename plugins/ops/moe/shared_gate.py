@@ -1,7 +1,5 @@
 """The shared expert's sum: y = routed + sigmoid(x · wᵀ) · shared (transformers, Qwen3.5 MoE)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Op

@@ -4,8 +4,6 @@ s = x + residual (if `add`), y = rms_norm(s), then `n` quantised copies of y (qu
 The body consists of the fragments of the fused ops, so the CPU's bits do not change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

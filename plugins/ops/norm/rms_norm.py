@@ -4,8 +4,6 @@ Computed in f32 with one cast at the end (Zhang & Sennrich, 2019). The weights o
 zero-centred norms already include their + 1.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op

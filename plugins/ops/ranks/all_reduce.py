@@ -6,8 +6,6 @@ exchange: by launches that read the other ranks' memory, or by a cut of the grap
 (docs/engine_file.md).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.named import Named

@@ -3,8 +3,6 @@
 Every rank then samples from the same bits. Reference and body are those of one rank.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Op

@@ -5,8 +5,6 @@ quantised copies. Reference and body are those of one rank. CPU ranks exchange b
 there the two ops are not fused (builder/rules).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from spark_engine.op import Attrs, Case, Chain, Op, Part

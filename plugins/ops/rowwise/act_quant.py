@@ -3,8 +3,6 @@
 `act` is the activation; `heads` and `head_dim` are for sigmoid_gate only.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -4,8 +4,6 @@ id is the host's token, or the last token sampled in the row's slot if that is â
 vocabulary, of padding rows, are clamped.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.kernel import Plan

@@ -4,8 +4,6 @@ The activation side of the official 128×128-block FP8 checkpoints (DeepSeek-V3,
 A last block narrower than 128 is legal.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op

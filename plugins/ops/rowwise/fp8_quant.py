@@ -4,8 +4,6 @@
 a token is its own amax/448 (1 if 0), a result (compressed-tensors' FP8_DYNAMIC).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op

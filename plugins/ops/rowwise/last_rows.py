@@ -3,8 +3,6 @@
 A row without tokens yields its first token's value: finite and unspecified.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op

@@ -4,8 +4,6 @@ G = 1/input_scale; s = e4m3(clamp((blockamax/6)·G, ±448)); code = e2m1(x·G/s)
 (TensorRT Model Optimizer; vLLM's NVFP4 emulation agrees).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op

@@ -3,8 +3,6 @@
 A GPU without FP4 matrix instructions multiplies these by NVFP4 weights (`nvfp4_linear`).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.kernel import Plan

@@ -4,8 +4,6 @@ The gates are in the merged projection `qkv` [tokens, 2·nq·D + 2·nkv·D]: eac
 queries, then its D gates (transformers, `Qwen3_5Attention`).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.named import Named

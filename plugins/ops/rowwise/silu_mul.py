@@ -1,7 +1,5 @@
 """SwiGLU's middle: y = silu(gate) · up, gate the left and up the right half of the columns."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Op, rtol_of

@@ -6,8 +6,6 @@ token_counts[slot, id] = 2 · (times generated) + (1 if in the prompt). A token 
 The body rewrites whole rows, one for each sequence, so one scatter writes the state.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op

@@ -3,8 +3,6 @@
 A counter-based generator: the same key and counter give the same four words on every executor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -24,8 +24,6 @@ the results of one rank with all logits. Reference and body are those of one ran
 op is replaced by `sample_part` and `sample_join`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The seeded cases of sample."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ The results equal those of `sample` over all logits: candidates are in ascending
 sums along the ids run in the same order. Of `logits` only `wanted` rows are read.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

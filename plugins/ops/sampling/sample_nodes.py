@@ -4,8 +4,6 @@ Sums that choose a token run in float64, sequentially along the vocabulary, so t
 depend on other rows or on the number of sorted entries.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

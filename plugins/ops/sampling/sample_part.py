@@ -10,8 +10,6 @@ Greedy rows and rows with a top_k of up to `few` need nothing else. Other rows t
 `wanted`: they need all logits. `wanted` depends on the tables only, so all ranks agree on it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The seeded cases of sample_part and sample_join."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Reads slots, pages and their holders, by count; takes none of them. `waiting` an
 next request, `prefix_admission` what it resumes from; the scheduler's rules apply.
 """
 
-from __future__ import annotations
-
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Generator, Iterator

@@ -15,8 +15,6 @@ scheduler and no tensor. The choice changes speed only, never a token.
 - With a fixed depth: the largest k that a request can use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeAlias
 

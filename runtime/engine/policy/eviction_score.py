@@ -5,8 +5,6 @@ with time without use and grows with use; it falls alike for all, so time alone 
 order of two. A superseded state (its conversation resumed from a later one) is kept for others.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

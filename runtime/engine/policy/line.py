@@ -11,8 +11,6 @@ Heaps hold everything, since thousands may wait: nothing here iterates over the 
 is detected when it reaches the top. Knows lengths, in tiles; no slot and no page.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ changes a token.
   launches.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ an engine of buckets of 256, 1,024 and 4,096 are a launch of 1,024 and one of 25
 that is mostly padding; 4,000 are one launch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 

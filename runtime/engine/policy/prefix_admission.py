@@ -11,8 +11,6 @@ What it knows of a sequence is in a `PrefixUse`, which no other module writes.
   generated tokens, to the token.
 """
 
-from __future__ import annotations
-
 from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field

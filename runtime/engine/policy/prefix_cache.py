@@ -9,8 +9,6 @@ Knows pages and rows by number, tokens by value, and no array: the engine copies
 charged to one budget of bytes; `prefix_eviction` gives the order of eviction.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 import time

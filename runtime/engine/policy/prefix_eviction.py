@@ -4,8 +4,6 @@ Pages without a state below them save nothing yet and precede all states, by the
 follow by `eviction_score`. Heaps hold both; stale entries are detected when they are popped.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Collection, Iterable
 from itertools import count

@@ -10,8 +10,6 @@ An owner is an API key or a connection. Knows names, tokens and counts; no reque
 - What an owner received by overtaking others is counted separately (`overtook`).
 """
 
-from __future__ import annotations
-
 import heapq
 from dataclasses import dataclass
 from itertools import count

@@ -3,8 +3,6 @@
 A table measured launch by launch is too low where a whole step makes the card lower its clock.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from spark_engine.runtime.executors.memory import BucketKey

@@ -7,8 +7,6 @@ that every step or every new request needs are counted as requests arrive and le
 wait.
 """
 
-from __future__ import annotations
-
 from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Iterator

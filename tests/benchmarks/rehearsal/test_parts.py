@@ -1,7 +1,5 @@
 """The command that runs the rehearsal's parts: what they tell is kept, deaths and hangs too."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

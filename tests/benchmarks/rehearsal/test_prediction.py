@@ -1,7 +1,5 @@
 """The prediction from parts: what nodes move, the laws of kernels, and what is held to them."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

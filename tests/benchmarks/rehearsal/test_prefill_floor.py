@@ -1,7 +1,5 @@
 """A prefill's kinds of nodes and their floors: what is kept, printed and shown."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a bucket's header says, whatever executor runs it."""
 
-from __future__ import annotations
-
 from spark_engine.builder.executors.header import header
 from spark_engine.builder.graph.edit import variable
 from spark_engine.builder.graph.family import FamilyGraph

@@ -1,7 +1,5 @@
 """Compiling a graph for onnxruntime: functions, weights by offset, the header."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

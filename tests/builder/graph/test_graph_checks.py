@@ -1,7 +1,5 @@
 """Every check sees its fault, and a legal graph passes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

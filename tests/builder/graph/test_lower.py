@@ -1,7 +1,5 @@
 """What a build's defaults are decided from, counted by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from spark_engine.builder.graph.lower import facts_of

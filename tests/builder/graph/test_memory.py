@@ -1,7 +1,5 @@
 """No two tensors that are alive together overlap, and aliases share."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import onnx_graphsurgeon as gs

@@ -1,7 +1,5 @@
 """A graph seen through our types: attributes over defaults, consumers, and what has no type."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Packed weights: one for each layout of a weight that a node reads, and no others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

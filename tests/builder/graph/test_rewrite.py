@@ -1,7 +1,5 @@
 """The rewriting engine, and the rules on graphs made by hand from real ops."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

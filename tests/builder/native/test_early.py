@@ -1,7 +1,5 @@
 """Launches that start while others run: which do, and that they read nothing recent then."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """From any launch of a native engine to its kernel, its reference and its variants' figures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a user reads where no kernel takes an op of the checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What ptxas says of a kernel, read from a real compilation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A native bucket's payload from invented tactics: places, sizes, launches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What several ranks make is timed on as many GPUs that read each other's memory, or not at all."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,8 +1,6 @@
 """On a fake machine with a GPU that shares the host's memory: an engine is built for it unasked, it
 starts where little is free and much available, and is refused where the host would starve."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Choosing tactics: by prediction, by measurement, and by one order for all buckets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

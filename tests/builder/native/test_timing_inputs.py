@@ -1,7 +1,5 @@
 """What timed nodes read: finite, in range, and no larger than what the launch reaches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """The timing cache: kept by machine and content, and harmless when it is wrong."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Finer buckets are built where a launch of them takes less, and nowhere else."""
 
-from __future__ import annotations
-
 import pytest
 
 from spark_engine.builder.plan.bucket_choice import PAYS, choose

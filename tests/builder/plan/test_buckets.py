@@ -1,7 +1,5 @@
 """Bucket sizes, defaults of options, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a build decides of drafts, and what it refuses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Configs are the published ones with one group of layers; weights are never drawn.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`--rope-scaling`: its forms, what it does to an engine, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

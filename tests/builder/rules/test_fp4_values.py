@@ -1,7 +1,5 @@
 """W4A4 products on a GPU without FP4 instructions: what the rule makes of them."""
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from spark_engine.builder.graph.edit import add_node, variable

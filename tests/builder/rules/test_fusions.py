@@ -1,7 +1,5 @@
 """The rules make every fused op of the chain that it declares in `fuses`."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_graphsurgeon as gs
 import pytest

@@ -1,7 +1,5 @@
 """Engines of several ranks for a GPU, built where none is, and what a build refuses to split."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The residual stream as outputs: every token's, once, of the `ort` executor's engines."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import onnx

@@ -1,7 +1,5 @@
 """A launch over its own slots and pages computes what it computes over all of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The sessions follow the contract's rules and have lengths on both sides of every edge."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

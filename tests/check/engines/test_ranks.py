@@ -1,7 +1,5 @@
 """`spark-check` of engines of several ranks on a CPU: sound ones pass, a fault names its rank."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

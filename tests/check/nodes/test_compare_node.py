@@ -1,7 +1,5 @@
 """A fault of 2 % is found despite unwritten pages, a large residual and empty launches."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

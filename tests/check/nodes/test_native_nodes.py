@@ -1,7 +1,5 @@
 """The op level of native engines: nodes over places of device memory, on a GPU of numpy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What is kept of a launch: copies, of states the rows in use, and states from node to node."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

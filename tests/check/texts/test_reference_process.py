@@ -1,7 +1,5 @@
 """Texts of references, read by another process."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """The same requests again and again: texts that differ are reported one by one."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

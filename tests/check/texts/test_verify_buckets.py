@@ -1,7 +1,5 @@
 """Rounds of drafts are compared with decode: by a scripted runner, and in whole checks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Verdicts: what passes, what fails, and with which words."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Figures of known distances, and that no average hides the worst row."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

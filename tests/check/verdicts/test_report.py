@@ -1,7 +1,5 @@
 """The report of a check: the worst figure, the first failure, and the row of the coarsest."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import asdict, fields, replace
 from types import SimpleNamespace

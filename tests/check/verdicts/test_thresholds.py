@@ -1,7 +1,5 @@
 """The shipped limits: what each row of the table lets pass, and what it rejects."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -5,8 +5,6 @@ of chat clients; the texts are short. Imports the standard library alone: a clie
 API's tests use it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 Json = dict[str, Any]

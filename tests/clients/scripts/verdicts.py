@@ -5,8 +5,6 @@ as `with_NAME.py URL MODEL`, where URL is the server's without `/v1`; its last l
 `{"feature": "" | "what failed"}`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

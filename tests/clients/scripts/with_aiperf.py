@@ -1,7 +1,5 @@
 """aiperf, which measures requests and reads /metrics."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

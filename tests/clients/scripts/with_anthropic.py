@@ -1,7 +1,5 @@
 """The anthropic package, and the forms in which Claude Code sends its bodies."""
 
-from __future__ import annotations
-
 import json
 
 import anthropic

@@ -1,7 +1,5 @@
 """Bodies as Open WebUI, a browser's page, Codex and Claude Code send them, in their forms."""
 
-from __future__ import annotations
-
 import json
 
 import httpx2 as httpx

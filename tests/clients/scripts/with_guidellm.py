@@ -1,7 +1,5 @@
 """guidellm, which measures requests over synthetic text."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

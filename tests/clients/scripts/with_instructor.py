@@ -1,7 +1,5 @@
 """instructor: typed answers in each of its modes that an OpenAI-compatible server can have."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import instructor

@@ -1,7 +1,5 @@
 """langchain-openai's ChatOpenAI."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import openai

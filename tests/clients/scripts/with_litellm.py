@@ -1,7 +1,5 @@
 """litellm, by its three routes to us: an OpenAI-compatible server, vLLM, and Anthropic's form."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import litellm

@@ -1,7 +1,5 @@
 """llama-benchy, which measures prefill and decode: its rates must be such as can be."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """llama-index's OpenAILike, for servers of OpenAI's form."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from llama_index.core.llms import ChatMessage, MessageRole

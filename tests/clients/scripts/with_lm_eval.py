@@ -1,7 +1,5 @@
 """lm-eval: texts that are generated, choices by their likelihood, perplexity. No hub is asked."""
 
-from __future__ import annotations
-
 import json
 import math
 import tempfile

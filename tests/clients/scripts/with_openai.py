@@ -1,7 +1,5 @@
 """The openai package: chat, completions, parse, tools, responses."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

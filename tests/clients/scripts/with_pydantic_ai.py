@@ -1,7 +1,5 @@
 """pydantic-ai's agents, over OpenAI's two APIs and Anthropic's."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field

@@ -1,7 +1,5 @@
 """The tensor table against the published checkpoints' counts and bytes, and its complaints."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Opening folders: laziness, views, digests, and one error for each fault of a file."""
 
-from __future__ import annotations
-
 import json
 import struct
 import tracemalloc

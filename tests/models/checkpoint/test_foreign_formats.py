@@ -1,7 +1,5 @@
 """Files of other programs: the format is in the first eight words, and no refusal is long."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

@@ -1,7 +1,5 @@
 """Checkpoints with FP8 as exporters store it: by channel and token, in blocks, next to NVFP4."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

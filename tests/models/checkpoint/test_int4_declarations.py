@@ -1,7 +1,5 @@
 """GPTQ, AutoRound, AWQ and integer groups of compressed-tensors: what is plain, what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

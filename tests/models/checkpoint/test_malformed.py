@@ -1,7 +1,5 @@
 """Junk at any place in the JSON files raises a CheckpointError."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Quantisation configs in every dialect, their quirks, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

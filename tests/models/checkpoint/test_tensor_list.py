@@ -1,7 +1,5 @@
 """A network's list of tensors: what it counts, and which tensors of a file belong to a module."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """config.json at the border: what is read, from where, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Rotary frequencies: the definition, yarn's limits, and transformers where it is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from typing import Any

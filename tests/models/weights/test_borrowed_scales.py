@@ -1,7 +1,5 @@
 """Input scales of experts that no calibration has met: taken from others, counted, or refused."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

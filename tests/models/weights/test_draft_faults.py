@@ -1,7 +1,5 @@
 """A draft head with damaged values: left out with the reason, unless drafts are asked for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

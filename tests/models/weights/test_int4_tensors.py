@@ -1,7 +1,5 @@
 """Every packing of int4 gives the stored values exactly: any group, whole, sliced or shared."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import MappingProxyType
 

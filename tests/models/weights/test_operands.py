@@ -1,7 +1,5 @@
 """Operands made of stored tensors have the stored values, in every format."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Matrices quantised at build, against the definitions value by value."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Recipes: values, laziness (only its own sources are touched), and what cannot be joined."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Projections that are rows of a stored matrix: the bytes of a file that stores them one by one."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Scales and codes that no exporter means: named with tensor, place and value, in every format."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

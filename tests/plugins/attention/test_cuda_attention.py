@@ -3,8 +3,6 @@
 Compiling needs no GPU. Page elements beyond a row's context hold NaN, and so does scratch memory.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Compiling needs no GPU. Page elements beyond a row's context hold NaN, and so does scratch memory.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Iterator

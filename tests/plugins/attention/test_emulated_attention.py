@@ -1,7 +1,5 @@
 """Prefill attention on the host, thread by thread: pairs of warps, for targets without wgmma."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

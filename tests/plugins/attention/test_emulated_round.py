@@ -1,7 +1,5 @@
 """Attention over a round of drafts on the host, thread by thread: teams have one token's bits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The functions that bodies compute without onnxruntime's own: exact to f32."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.plugins.common.onnx_nodes import Text

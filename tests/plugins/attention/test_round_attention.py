@@ -1,7 +1,5 @@
 """Attention over a round of drafts: a token's bits are those it has alone, one after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

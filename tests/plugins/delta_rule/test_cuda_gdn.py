@@ -1,7 +1,5 @@
 """The gated delta net's kernels against their references, on a GPU; that they compile, anywhere."""
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Rounds of drafts through the gated delta net's kernels: every token has the bits it has alone,
 whatever tactic, and those of an engine without drafts. Needs a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

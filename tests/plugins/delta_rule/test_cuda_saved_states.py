@@ -1,7 +1,5 @@
 """As test_saved_states, by the kernels. Needs a GPU."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")

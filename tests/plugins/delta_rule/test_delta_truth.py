@@ -1,8 +1,6 @@
 """The gated delta rule against literals, and with its replay ring against a float64 recurrence
 written apart (oracles/delta_truth.py): results, states, records and base after every launch."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The convolution of a prefill on the host: the form that widens bf16 once has the other's bits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

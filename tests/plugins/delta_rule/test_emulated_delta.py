@@ -5,8 +5,6 @@ One launch holds sequences of several tiles, ragged ends, inert rows, a row with
 that begin elsewhere and are saved; what is not read is NaN, outputs before the launch too.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Saved states: a sequence that resumes from a saved row has the bits of the one that saved it,
 whichever row of the states it is."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 

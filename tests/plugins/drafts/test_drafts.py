@@ -1,7 +1,5 @@
 """A round of drafts: in literals, and rounds of a sequence against its tokens one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

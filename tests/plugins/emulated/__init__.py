@@ -3,8 +3,6 @@
 Slow: for a few tokens of small layers. Needs g++; knows the contract of a launch and no op.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

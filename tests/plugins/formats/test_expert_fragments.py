@@ -1,8 +1,6 @@
 """Where each element of a packed expert weight is stored: `expert_layout`'s index, spelled out
 element by element, and what the bits there decode to."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

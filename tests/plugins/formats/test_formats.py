@@ -1,7 +1,5 @@
 """The number formats against their definitions, value by value."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """FP8 codes: every value, every tie, and values out of range."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 

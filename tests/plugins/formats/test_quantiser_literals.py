@@ -1,8 +1,6 @@
 """Quantisers and decode tables in literals: ties, saturation, zeros, the sign of what rounds to
 zero, subnormal scales. Each is asked of the reference and of the body."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import ml_dtypes

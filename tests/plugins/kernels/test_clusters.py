@@ -1,7 +1,5 @@
 """Clusters of blocks are launched where the target says that they may be relied on, by every op."""
 
-from __future__ import annotations
-
 import pytest
 
 from spark_engine.kernel import GB10, H200, TARGETS, Target

@@ -8,8 +8,6 @@ the kernel is already there. A kernel triggers the next before its wait with EAR
 which builder/native/early.py gives where the next reads nothing recent before its wait.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

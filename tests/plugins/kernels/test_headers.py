@@ -1,7 +1,5 @@
 """What the CUDA sources share is written once. Compiles nothing."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 

@@ -4,8 +4,6 @@ Item 5 of the hazards. What waits is found by reading the sources; where a launc
 doing its sum again. Compiles nothing.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

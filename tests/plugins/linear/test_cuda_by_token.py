@@ -1,7 +1,5 @@
 """FP8 linears and quantisers by token at the served shapes: compilation, and the GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

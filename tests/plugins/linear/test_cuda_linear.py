@@ -4,8 +4,6 @@ Knows `linear` and the linears of fp8, fp8_block, nvfp4 and int4; the ops' cases
 `test_cuda_ops`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Their small cases run in `test_cuda_ops`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -3,8 +3,6 @@
 An H200 runs them as `REHEARSED`: GB10's tactics and limits compiled for Hopper.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`linear` of a small n: the cut of k over a cluster, and which nodes it takes."""
 
-from __future__ import annotations
-
 import pytest
 
 from spark_engine.kernel import GB10, H200, TARGETS, Target

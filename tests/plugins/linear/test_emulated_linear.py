@@ -1,7 +1,5 @@
 """The linear layers of FP8 blocks on the host, thread by thread, whenever copies arrive."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

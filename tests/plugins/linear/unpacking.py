@@ -1,7 +1,5 @@
 """The inverses of the layouts of linear_layout.py."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.plugins.formats import linear_layout as wt

@@ -1,7 +1,5 @@
 """The experts and the router on the GPU, at routings that the ops' own cases do not have."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

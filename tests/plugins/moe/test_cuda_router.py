@@ -1,7 +1,5 @@
 """The router's tactics on the GPU at the sizes of the served models, with ties and NaN."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ The last cluster has tokens for one of its blocks only; x and the weights are fo
 and rows are all zeros (ties), NaN, or pairs of equal logits.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

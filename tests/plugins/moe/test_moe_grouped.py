@@ -2,8 +2,6 @@
 memory. The index arithmetic of the kernels, in numpy, replaces them.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A row's bits do not depend on the other rows, on how many there are, or on threads."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Dequantisation of weights costs nothing per step: onnxruntime folds it at load."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

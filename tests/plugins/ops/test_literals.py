@@ -3,8 +3,6 @@
 Each is asked of the reference and of the body, so that an error which both share is seen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import ml_dtypes

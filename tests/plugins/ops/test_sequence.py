@@ -2,8 +2,6 @@
 may be updated in place, and a prompt may be cut anywhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 Knows `RankGpus`, which has their streams and regions; knows no engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

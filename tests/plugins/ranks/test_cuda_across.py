@@ -1,8 +1,6 @@
 """Collectives of ranks on several hosts: which tactics, what they ask of NCCL, and the kernels that
 lay out what it has gathered."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

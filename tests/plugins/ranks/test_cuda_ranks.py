@@ -1,7 +1,5 @@
 """What ranks make together, on one GPU with a stream for each: the same launches as on several."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Ranks that share the vocabulary sample what one rank samples: on one GPU, a stream for each."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Sequence

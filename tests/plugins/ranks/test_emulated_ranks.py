@@ -4,8 +4,6 @@ Ranks begin when they like, one may be launches ahead of another, and memory tha
 read is NaN.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

@@ -4,8 +4,6 @@ A driver that knows the rules takes the calls of the tests for a GPU (test_cuda_
 test_cuda_sample_ranks.py), in their order.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Kernels over several ranks compile for every target; an op's own cases have one rank alone."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

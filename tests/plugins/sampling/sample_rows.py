@@ -1,7 +1,5 @@
 """Rows for the sampler as operands of the op, and what the truth says of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

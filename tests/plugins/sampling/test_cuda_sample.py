@@ -1,7 +1,5 @@
 """Sampling on the GPU: many draws against the reference, at served and at small widths."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 The same source without other ranks is the truth: tokens, log-probabilities, top ids, bit for bit.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What `token_counts` holds, in literals: 2 · (times generated) + (1 if in the prompt)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

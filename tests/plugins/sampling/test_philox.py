@@ -1,7 +1,5 @@
 """Random bits are those of the published generator, in numpy and in nodes."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from spark_engine.plugins.common.onnx_nodes import Text

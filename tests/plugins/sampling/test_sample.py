@@ -1,7 +1,5 @@
 """Draws follow the distribution that the parameters define."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ranks that share the vocabulary choose what one rank with all logits chooses, on the CPU."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 

@@ -1,8 +1,6 @@
 """Another rule than the gated delta rule, S ← e^g S + v kᵀ, behind every kind of storage: an op is
 made of a rule for one state, whichever it is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

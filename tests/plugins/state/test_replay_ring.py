@@ -1,7 +1,5 @@
 """The replay ring: what a lagging state and its records say is what the plain rule would hold."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Recorded times: at a recorded node, between two, and where nothing was recorded."""
 
-from __future__ import annotations
-
 import math
 import re
 

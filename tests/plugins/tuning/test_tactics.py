@@ -1,7 +1,5 @@
 """How many tactics there are, and that each is worth its lines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """`spark-replicas` in order: the port before the placing, and nothing left where that fails."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Callable, Iterator

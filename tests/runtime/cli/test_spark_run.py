@@ -1,7 +1,5 @@
 """`spark-run` on a real engine of a random checkpoint: one answer, a server, the embedded model."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

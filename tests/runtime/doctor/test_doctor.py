@@ -1,7 +1,5 @@
 """`spark-run doctor`: without a GPU, on a simulated Spark, and on one with a limited clock."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -4,8 +4,6 @@ A grammar's text is "states,seed": each state allows some ids, or all of them, a
 token; the last state of an automaton with a seed divisible by 3 is the end.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from concurrent.futures import Future

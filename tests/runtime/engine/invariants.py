@@ -1,7 +1,5 @@
 """What holds of an engine between two steps: each unit has its holders, and each count is right."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 

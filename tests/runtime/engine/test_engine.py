@@ -1,7 +1,5 @@
 """The engine's promises to its caller, on the fake executor."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace

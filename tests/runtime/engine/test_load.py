@@ -1,7 +1,5 @@
 """From folder to executors: what is refused before anything is loaded."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Constrained requests in an engine of fakes: threads, bounds, and what others notice of them."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The pool of units: what is taken, returned, held, and lost."""
 
-from __future__ import annotations
-
 import pytest
 
 from spark_engine.errors import InternalError

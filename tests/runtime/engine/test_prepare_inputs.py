@@ -3,8 +3,6 @@
 Columns are docs/graph.md's. Every value is another, so that no two can change places unseen.
 """
 
-from __future__ import annotations
-
 import math
 from array import array
 from types import MappingProxyType

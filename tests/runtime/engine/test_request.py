@@ -1,7 +1,5 @@
 """Which requests an engine takes."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

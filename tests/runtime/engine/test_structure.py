@@ -1,7 +1,5 @@
 """`scheduler` and `step` alone write into a `Sequence`: in the source, and in a run."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Iterator

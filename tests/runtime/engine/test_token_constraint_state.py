@@ -1,7 +1,5 @@
 """What restricts a sequence's next token: phases, dependencies and masks, worked out by hand."""
 
-from __future__ import annotations
-
 import gc
 import random
 import weakref

@@ -1,7 +1,5 @@
 """A trace: parts that cover their steps, launches on the device, one file of two processes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

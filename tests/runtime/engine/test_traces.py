@@ -1,7 +1,5 @@
 """Generated traces on the fake executor: every sequence's tokens equal its solo run."""
 
-from __future__ import annotations
-
 import random
 import time
 from dataclasses import dataclass, replace

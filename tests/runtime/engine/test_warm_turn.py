@@ -4,8 +4,6 @@ A first token waits for all of it, so nothing may be done token by token, and by
 page needs.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Callable

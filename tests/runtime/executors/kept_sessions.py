@@ -4,8 +4,6 @@ Most of the time that a small engine takes to open is onnxruntime's: it inlines 
 graphs each time.
 """
 
-from __future__ import annotations
-
 import hashlib
 from functools import lru_cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Buffers shared by buckets, and snapshots of one sequence."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The native executor over a fake GPU in numpy: staging, tables, states, snapshots, closing."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ The engine is built with `--invariant`: a sequence's bits depend neither on its 
 rows.
 """
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

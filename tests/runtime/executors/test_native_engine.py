@@ -4,8 +4,6 @@ The one kernel of a bucket is the fake executor's work over device memory. A tab
 copied, or a staging buffer that was reused too early, changes a token.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

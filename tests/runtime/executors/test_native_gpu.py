@@ -1,7 +1,5 @@
 """Native engines on a real GPU: freed memory and resident blocks."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Cooperating blocks, records that exceed their memory, leaks, and a memory plan t
 byte.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from collections import defaultdict

@@ -5,8 +5,6 @@ The engine of the embedded model is built with `--invariant`: a tile's bits depe
 alone.
 """
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

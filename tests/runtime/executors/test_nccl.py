@@ -1,7 +1,5 @@
 """Ranks connected by NCCL: fake GPUs and a fake NCCL in numpy, two ranks in two threads."""
 
-from __future__ import annotations
-
 import importlib
 import threading
 import time

@@ -1,7 +1,5 @@
 """The onnxruntime executor on small models: weights, aliases, and refusals."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Memory of an engine on the CPU against its plan, measured in a separate process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

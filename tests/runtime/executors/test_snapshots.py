@@ -4,8 +4,6 @@ device.
 A device queues its copies; each one sees all copies queued before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """Times of launches: the order of marks, and a device's time on the host's clock."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

@@ -4,8 +4,6 @@ half equals onnxruntime, over a fake device and a fake TensorRT.
 No test machine has a GPU that these engines are for; a marked test covers a real one.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

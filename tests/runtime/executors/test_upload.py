@@ -1,7 +1,5 @@
 """Copying a file into device memory by several threads: every byte, every digest, and refusals."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The other ranks run when their packets arrive, or later. Each launch's outputs m
 bit for bit, after the waits of both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 

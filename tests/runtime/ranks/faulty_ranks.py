@@ -7,8 +7,6 @@ removed and executed when its point has been reached `count` times; a second fil
 faults.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

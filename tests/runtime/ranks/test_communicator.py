@@ -1,7 +1,5 @@
 """Sums, gathered arrays and barriers of ranks: equal bits on all, in memory and over sockets."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

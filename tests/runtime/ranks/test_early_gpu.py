@@ -1,7 +1,5 @@
 """Two ranks on two real GPUs: launches that start early equal, bit for bit, launches that wait."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 from typing import Any

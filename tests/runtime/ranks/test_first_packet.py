@@ -1,7 +1,5 @@
 """A rank's handling of a first packet from a rank 0 of another version."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from importlib.metadata import version

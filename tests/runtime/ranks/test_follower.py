@@ -1,7 +1,5 @@
 """The order of a follower's calls, and its errors for invalid commands."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

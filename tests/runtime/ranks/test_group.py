@@ -1,7 +1,5 @@
 """A group of scripted ranks: its time limits, and how it ends."""
 
-from __future__ import annotations
-
 import math
 import os
 import socket

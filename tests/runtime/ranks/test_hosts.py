@@ -1,7 +1,5 @@
 """The rank of a host, and valid values of --hosts."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -5,8 +5,6 @@ Results equal, bit for bit, those of ranks that read each other's memory. A late
 a failed rank ends the group, which starts again.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A rank's reports while it opens, by which rank 0 sees progress."""
 
-from __future__ import annotations
-
 import math
 import socket
 import threading

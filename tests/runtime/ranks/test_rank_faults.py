@@ -4,8 +4,6 @@ grammars: the clients' answers, leaked resources, and the restart of the group.
 The real engine process and its ranks; the HTTP application without a socket.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Engines with ranks as processes: their tokens, and how they end."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

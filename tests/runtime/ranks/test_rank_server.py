@@ -1,7 +1,5 @@
 """A server with an engine of two ranks: one is killed or hangs, and the group restarts."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

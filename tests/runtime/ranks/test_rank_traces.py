@@ -1,7 +1,5 @@
 """Generated traces with several ranks: every launch of the others has rank 0's outputs."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -1,7 +1,5 @@
 """How ranks of several hosts connect, and errors of those that cannot."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

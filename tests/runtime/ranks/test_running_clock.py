@@ -1,7 +1,5 @@
 """Rank 0 is stopped, by a debugger or with its whole machine, and continues: no peer was late."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

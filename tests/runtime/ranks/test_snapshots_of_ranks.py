@@ -1,7 +1,5 @@
 """A sequence is swapped out and in on every rank; a freed snapshot is freed on all."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Two engines on the same two hosts take their turns there in one order, and both open."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -8,8 +8,6 @@ BROKEN    500, like a failed engine
 WAIT      answers after `gate` is set
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """A front with fake replicas, over real sockets, and a client."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable

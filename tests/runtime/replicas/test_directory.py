@@ -1,7 +1,5 @@
 """A directory may be lost: the list of replicas and the plan are restored."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

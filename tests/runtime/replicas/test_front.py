@@ -1,7 +1,5 @@
 """The front with fake replicas, over real sockets: routes, retries, breaks, leaving replicas."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """Limits of the front: bodies, questions, headers, and clients that disconnect."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The front with peers that are not our replicas: arbitrary bytes, and clients that send such."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

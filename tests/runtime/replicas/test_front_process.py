@@ -1,7 +1,5 @@
 """The front's shutdown: it answers while a request runs."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import signal

@@ -3,8 +3,6 @@
 Real processes on the CPU, without Ray: `make replicas` tests it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The placement plan, the command's refusals, and a replica's process."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import socket

@@ -1,7 +1,5 @@
 """Routing of requests: prefixes, loads, replicas that join and leave."""
 
-from __future__ import annotations
-
 import json
 import time
 import tracemalloc

@@ -1,7 +1,5 @@
 """A replica's process: secrets must not be visible to other users."""
 
-from __future__ import annotations
-
 from spark_engine.runtime.replicas.server_process import ServerProcess
 from spark_engine.runtime.server.process.options import ServerOptions
 

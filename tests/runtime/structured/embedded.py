@@ -4,8 +4,6 @@
 first that its schema does not allow. `make forms` runs 200 schemas by 3 prompts.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -4,8 +4,6 @@ Tokens are the embedded model's. Any allowed token may occur, so these answers t
 model's usual text.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Random JSON schemas from the keywords that grammars support."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Cost of a schema before its compilation: each part is visited once, for any references."""
 
-from __future__ import annotations
-
 import json
 import random
 import time

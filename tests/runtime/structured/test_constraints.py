@@ -1,7 +1,5 @@
 """Constraints from requests, and errors for those that cannot be enforced."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

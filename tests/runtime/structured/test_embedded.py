@@ -1,7 +1,5 @@
 """A model's own answers, through the engine: complete answers fit their schemas."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from spark_engine.runtime.engine.request import FinishReason

@@ -1,7 +1,5 @@
 """Forced text that contains marks or special tokens is written in ordinary tokens."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

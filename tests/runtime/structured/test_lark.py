@@ -1,7 +1,5 @@
 """Parts of grammars."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Masks of grammars: allowed ids, error texts, and time limits."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor

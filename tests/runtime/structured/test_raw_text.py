@@ -2,8 +2,6 @@
 vocabulary.
 """
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The reply parser reads any call that a grammar allows as the intended value."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The place of an error in a schema."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Answers by a schema's grammar are valid for the schema, according to another library."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

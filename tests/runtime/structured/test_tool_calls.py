@@ -1,7 +1,5 @@
 """Calls by a tool's grammar are parsed by the reply parser, and fit the tool's schema."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

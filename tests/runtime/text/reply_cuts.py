@@ -6,8 +6,6 @@ length is tried. Two states are equal if all mutable attributes are; lists of te
 text.
 """
 
-from __future__ import annotations
-
 import enum
 import io
 import pickle

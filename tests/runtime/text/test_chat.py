@@ -1,7 +1,5 @@
 """Chat templates: their inputs, refusals and locations."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Texts of many small pieces: the work is linear in the number of pieces."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Damaged or malicious tokenizer files of an engine folder are refused with one line."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Messages of every client in the templates' form, and errors with their place."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

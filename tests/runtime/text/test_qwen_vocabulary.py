@@ -1,7 +1,5 @@
 """Streams, stop strings and answers over Qwen3.6's own vocabulary, which users have."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -2,8 +2,6 @@
 server parses all answers in one event loop.
 """
 
-from __future__ import annotations
-
 import time
 
 import pytest

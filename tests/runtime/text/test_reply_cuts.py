@@ -2,8 +2,6 @@
 all divisions of all replies over Qwen's.
 """
 
-from __future__ import annotations
-
 import random
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """Parsed chat answers: recorded formats and deviations, at every split point and any division."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

@@ -5,8 +5,6 @@ others are the embedded model's, reviewed. `marks`: positions of marks that were
 tokens. A call's arguments are stored as text, since an incomplete call is not JSON.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The end of a parameter's value: each rule of `reply_values`, token by token and at once."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Types that schemas allow and targets of references, against a simple implementation."""
 
-from __future__ import annotations
-
 from functools import reduce
 from typing import Any
 

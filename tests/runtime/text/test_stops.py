@@ -1,7 +1,5 @@
 """Stop strings: which of several counts, and what is held back."""
 
-from __future__ import annotations
-
 import pytest
 
 from spark_engine.runtime.text.text_stream import StopMatcher, first_match, partial_match

@@ -1,7 +1,5 @@
 """The text of one choice: end ids, stop strings across token borders, delayed text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Every switch of thinking that clients use: its meaning, alone and with another."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

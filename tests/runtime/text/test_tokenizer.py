@@ -1,7 +1,5 @@
 """Text to ids and back: whole, and as streams divided anywhere."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

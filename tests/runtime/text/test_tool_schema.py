@@ -1,7 +1,5 @@
 """Types of parameters, and their texts' values, whole and while they stream."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Marks of prompts, against the positions of a template's turns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

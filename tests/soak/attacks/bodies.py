@@ -1,7 +1,5 @@
 """Bodies that are large, or that ask for much: each is refused soon, or answered."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Connections that say little, much in small parts, or that leave; and long prompts."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

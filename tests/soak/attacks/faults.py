@@ -4,8 +4,6 @@ an engine folder that is replaced.
 Honest requests may end in a clear error meanwhile, and must be answered afterwards.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

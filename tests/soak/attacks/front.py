@@ -1,7 +1,5 @@
 """Bodies without a key for the front of a replica that has keys."""
 
-from __future__ import annotations
-
 from tests.soak.attacks.attack import CHAT, RESPONSES, TEXT, Attack, Attacker
 from tests.soak.attacks.connections import smuggling, tiny_chunks
 

@@ -1,7 +1,5 @@
 """Schemas, grammars and tool lists that cost much to compile."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -8,8 +8,6 @@ is an error, it said so in the form of the API. It ends when its standard input 
 process, since threads of the attackers would delay what it measures.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import ssl

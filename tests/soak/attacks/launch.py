@@ -7,8 +7,6 @@ for each callback of NOTED_S or more. The product needs no option for it. It is 
 since a clone's root has a `spark_engine` without the other packages.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import importlib

@@ -3,8 +3,6 @@
 Knows command lines and /proc; knows no API.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,8 +1,6 @@
 """Engine folders that are made to harm: the start ends with one clear error, in bounded time and
 memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Stored responses of a greedy key, and looks at long ones."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

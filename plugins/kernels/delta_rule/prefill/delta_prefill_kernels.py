@@ -4,8 +4,6 @@ with a replay ring begins from a state caught up.
 Knows the two kernels' shapes and what is between them. A state's output is its input's memory.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from spark_engine.kernel import DECLARED, Plan, Target

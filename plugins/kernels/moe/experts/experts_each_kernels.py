@@ -1,7 +1,5 @@
 """The tactic `each` of `grouped_moe` (experts_each_mma.cu): pairs of up to four tokens."""
 
-from __future__ import annotations
-
 from spark_engine.kernel import Plan
 from spark_engine.plugins.formats.weight_packing import padded
 from spark_engine.plugins.kernels.moe.experts.experts_problem import (

@@ -3,8 +3,6 @@
 Any number of tokens (in chunks, where their ids exceed shared memory), any format, any target.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from spark_engine.kernel import Launch, Plan, Target

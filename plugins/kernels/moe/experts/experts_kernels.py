@@ -6,8 +6,6 @@
 expert_packs'.
 """
 
-from __future__ import annotations
-
 from spark_engine.plugins.kernels.moe.experts.experts_each_kernels import EACH
 from spark_engine.plugins.kernels.moe.experts.experts_grouped_kernels import GROUPED
 from spark_engine.plugins.kernels.moe.experts.experts_tiles_fp4_kernels import TILES_FP4

@@ -4,8 +4,6 @@ Native on sm_121a; on Hopper the instruction is emulated, so that it can be test
 read weights and little else, whatever the instruction: they stay with `grouped`.
 """
 
-from __future__ import annotations
-
 from spark_engine.kernel import DECLARED, Launch, Plan
 from spark_engine.plugins.formats import expert_layout as et
 from spark_engine.plugins.kernels.gemm.linear_nvfp4_a4_kernels import EMULATED_RATE, FP4_RATE

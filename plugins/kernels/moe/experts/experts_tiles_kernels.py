@@ -5,8 +5,6 @@ cheaper. `tiles` cuts tiles of 64 tokens and adds a dot product in the parts tha
 has its bits. `tiles_128` cuts tiles of 128 with one sum, k ascending, and parts of bf16.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

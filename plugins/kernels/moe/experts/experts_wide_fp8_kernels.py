@@ -4,8 +4,6 @@ e4m3 wgmma over tiles of 64 tokens: registers hold a sum and a block's part of i
 where it is made, so an expert's input and h are never wider than e4m3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar

@@ -5,8 +5,6 @@ has their bits. `wide_128` cuts tiles of 128, which halves the weights that are 
 has registers for one sum alone: k ascending. An expert's output then passes through bf16.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial

@@ -6,8 +6,6 @@ tokens and all experts, for prefill. `wgmma`: two blocks of a cluster have 128 t
 and half of k each.
 """
 
-from __future__ import annotations
-
 from spark_engine.kernel import DECLARED, Early, Plan, Scratch
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.tensors import DType

@@ -1,7 +1,5 @@
 """A schema's file becomes the field that a client would send."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

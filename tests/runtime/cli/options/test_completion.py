@@ -1,7 +1,5 @@
 """Shell completion: a script for each shell, and what the commands answer it."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import tomllib

@@ -1,7 +1,5 @@
 """The configuration file: every option, errors with their line, and what is printed can be read."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any

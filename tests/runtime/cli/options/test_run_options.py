@@ -1,7 +1,5 @@
 """The table of options: each row fills a field and has that field's default and a help text."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

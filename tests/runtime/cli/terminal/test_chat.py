@@ -1,7 +1,5 @@
 """A chat over a real engine: turns, Ctrl-C, what is taken back; and the whole on a terminal."""
 
-from __future__ import annotations
-
 import codecs
 import fcntl
 import io

@@ -1,7 +1,5 @@
 """The /commands of a chat: each does what its line in /help says, and a mistake gives a message."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A chat: its messages, removing the last ones, and loading a saved chat."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The keyboard of a chat: keys, several lines, history for its owner alone, completion."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/use/terminal.md lists every /command; configuration.md has a valid file."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a chat shows: Markdown by whole blocks however it comes, and no control sequences."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """Which k a round gets: by what drafts were worth, what rounds cost, and what is worth a look."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 

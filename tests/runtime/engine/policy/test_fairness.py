@@ -1,8 +1,6 @@
 """The order of many that wait, in simulated steps: short before long, owner by owner, and none
 waits for ever. Only the last test looks at a clock."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """How much prefill a step takes, by what launches take, and which prompt comes first."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence as Several
 from itertools import pairwise

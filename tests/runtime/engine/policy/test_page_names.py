@@ -1,7 +1,5 @@
 """Names of pages: equal for equal tokens and digests, and for nothing else."""
 
-from __future__ import annotations
-
 from array import array
 
 from spark_engine.runtime.engine.policy.page_names import DigestRange, page_names

@@ -1,7 +1,5 @@
 """Which launches a waiting prompt is cut into: least time over all, by the buckets' costs."""
 
-from __future__ import annotations
-
 from itertools import combinations_with_replacement
 
 import pytest

@@ -1,7 +1,5 @@
 """What requests take over from each other, rule by rule; the traces test that no token changes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 Pages and rows hold tokens here: what was written, or poison once they were free.
 """
 
-from __future__ import annotations
-
 import random
 from array import array
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Agents ask in turns, each of a conversation that grows; a state of the recurrent
 as 32 pages, as those of the served models are.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, replace
 

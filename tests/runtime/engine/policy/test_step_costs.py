@@ -1,7 +1,5 @@
 """What launches took corrects the build's table, one of them by little."""
 
-from __future__ import annotations
-
 import pytest
 
 from spark_engine.interface import DECODE, PREFILL

@@ -1,7 +1,5 @@
 """A client of the APIs over HTTP without sockets, and an engine that answers with a given text."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator

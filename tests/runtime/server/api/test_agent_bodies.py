@@ -1,7 +1,5 @@
 """What coding agents send first, and after a tool has read an image."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What coding agents asked, as `make agents` recorded it: the whole conversation, shortened."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tools and choices on chat in every client's form, and the calls of custom tools."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

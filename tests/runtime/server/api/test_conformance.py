@@ -1,7 +1,5 @@
 """Every documented field of every body does what it says: a value of each, and its effect."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

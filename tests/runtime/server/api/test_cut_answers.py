@@ -1,8 +1,6 @@
 """Answers that a stop string, an end token or a limit cut, in three APIs: half a call is not called
 a call, and stop strings leave the thought alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

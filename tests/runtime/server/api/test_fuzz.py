@@ -3,8 +3,6 @@
 `make fuzz` tries two hundred times as much.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

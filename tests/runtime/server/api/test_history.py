@@ -1,7 +1,5 @@
 """Nothing that a client has stored makes its next request fail, in any of the three chat APIs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

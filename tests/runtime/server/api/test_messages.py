@@ -1,7 +1,5 @@
 """Anthropic's API: what a body means, and the form of its answers."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """No number in a body, however large, is a server's error, or goes where it does not fit."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

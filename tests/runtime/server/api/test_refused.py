@@ -1,7 +1,5 @@
 """What a field cannot be: api x field x words of the refusal, over HTTP without sockets."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """OpenAI's responses: what a body means, the form of answers and events, what is kept."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

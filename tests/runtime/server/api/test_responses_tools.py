@@ -1,7 +1,5 @@
 """Tools of /v1/responses that are no functions: what is offered, and the items of their calls."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

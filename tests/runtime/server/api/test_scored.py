@@ -1,7 +1,5 @@
 """Log-probabilities of a prompt's own tokens, in each form in which clients ask for them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

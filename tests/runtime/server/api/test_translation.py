@@ -1,7 +1,5 @@
 """Any body of the four APIs is accepted, or refused with a message."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

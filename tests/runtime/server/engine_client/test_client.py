@@ -1,7 +1,5 @@
 """The state of the engine as the HTTP process sees it: a real process, a scripted engine."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Callable

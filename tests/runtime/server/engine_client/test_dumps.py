@@ -1,7 +1,5 @@
 """What a dump holds, and what happens where none can be written."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

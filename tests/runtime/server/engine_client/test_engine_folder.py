@@ -1,7 +1,5 @@
 """Options of an engine's drafts and prefix cache, and their lines in the log."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

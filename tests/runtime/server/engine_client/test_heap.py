@@ -1,7 +1,5 @@
 """Memory that a process freed returns to the system, also from under what it still holds."""
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import time

@@ -4,8 +4,6 @@ A real engine process and the real loop, over executors without a model; the HTT
 socket.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Short memory of the host: its limits, and the path from the engine to a client."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

@@ -1,8 +1,6 @@
 """An engine folder that is built again while it is served, or while it is being loaded: what runs
 continues, and what starts anew never mixes the two."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -1,7 +1,5 @@
 """When an engine process is ended and started again, by a clock that is moved by hand."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable

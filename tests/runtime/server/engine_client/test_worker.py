@@ -1,7 +1,5 @@
 """The engine process's loop: idle it answers, and when a step raises, clients get the error."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

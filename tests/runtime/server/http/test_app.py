@@ -1,7 +1,5 @@
 """The HTTP face without an engine: keys, bodies, paths, names of requests, other origins."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip

@@ -1,7 +1,5 @@
 """What of HTTP/1.1 is refused, and that no form of a request keeps the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

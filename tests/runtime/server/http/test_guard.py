@@ -1,7 +1,5 @@
 """By which names and for which pages a server without keys answers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """TLS: what cannot be served with is refused before anything is loaded; the rest is served."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

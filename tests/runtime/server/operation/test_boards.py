@@ -1,7 +1,5 @@
 """Every panel of our Grafana board, and of vLLM's, fills from a real server's /metrics."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

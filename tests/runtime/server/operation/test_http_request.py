@@ -1,7 +1,5 @@
 """HTTP requests: the key of each, and its lines in the log and the metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """With --log-format json each line of standard error is one JSON object, whatever writes it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Keys: the file, the limits of each, and what is kept when the file is read again."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The log under a flood: one line a second of a kind, and what was left out is counted."""
 
-from __future__ import annotations
-
 import logging
 
 from spark_engine.runtime.server.operation.log_limit import OnePerKind, limited_log

@@ -1,7 +1,5 @@
 """What is counted of a request, by the names that boards ask for."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Spans of requests, as a collector gets them."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -1,7 +1,5 @@
 """The page as HTTP gives it, and what its files may hold."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The engine's report, from a manifest made by hand."""
 
-from __future__ import annotations
-
 import json
 
 from spark_engine.interface import Limits, Precision

@@ -1,7 +1,5 @@
 """The process ends, whatever in it does not."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

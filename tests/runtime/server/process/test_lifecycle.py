@@ -1,7 +1,5 @@
 """Operating a server: other keys, limits, the log of a real process."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

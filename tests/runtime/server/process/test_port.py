@@ -1,7 +1,5 @@
 """A port is one server's from the beginning, before that listens."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import sys

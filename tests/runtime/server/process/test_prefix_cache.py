@@ -1,7 +1,5 @@
 """The prefix cache as clients see it: a real engine behind HTTP, warm and cold answers compared."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

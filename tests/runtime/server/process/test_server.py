@@ -1,7 +1,5 @@
 """The server as a client sees it: real processes, a scripted engine."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """A folder with a tokenizer and a chat template that does what a message asks for, and its pool."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

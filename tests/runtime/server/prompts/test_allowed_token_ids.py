@@ -1,7 +1,5 @@
 """An answer of only some ids: the engine's constraint, and that its grammar accepts just these."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """`bad_words`: which rows of tokens, and that none of them comes."""
 
-from __future__ import annotations
-
 import pytest
 
 from spark_engine.runtime.engine.constraint import ConstraintSpec

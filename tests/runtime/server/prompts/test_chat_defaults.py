@@ -1,7 +1,5 @@
 """A server's defaults for chats, and efforts that a template refuses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

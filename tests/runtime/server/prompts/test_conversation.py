@@ -1,7 +1,5 @@
 """What a chat request's switches come to: its prompt, what binds the answer, what is shown."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Forms of answers, from a body to the engine's request."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -4,8 +4,6 @@ The bodies go through the whole application and real workers; a watchdog measure
 the loop. A client that disconnects at any stage leaves nothing running.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

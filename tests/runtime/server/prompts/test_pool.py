@@ -1,8 +1,6 @@
 """Work on a request's text in processes with limits: what is ended, what is retried, the order of
 owners, and that no short job waits for another owner's long one."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

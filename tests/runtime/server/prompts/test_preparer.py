@@ -1,7 +1,5 @@
 """What comes back from reading a body is bounded, whatever the body asks for."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Request bodies: defaults, forms, and that an invalid one only raises RequestError."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The end of a long text has the ids that it has in the whole, and costs as little as it may."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

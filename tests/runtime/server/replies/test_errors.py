@@ -1,7 +1,5 @@
 """The error that a client gets for an exception."""
 
-from __future__ import annotations
-
 from spark_engine.errors import CapacityError
 from spark_engine.runtime.server.replies.errors import error_response
 

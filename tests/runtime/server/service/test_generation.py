@@ -1,7 +1,5 @@
 """A request leaves nothing in the engine, however it ends."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from types import SimpleNamespace

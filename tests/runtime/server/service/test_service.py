@@ -1,7 +1,5 @@
 """What is refused early, what runs outside the event loop, what is counted."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

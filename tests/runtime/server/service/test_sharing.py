@@ -1,7 +1,5 @@
 """The owner of a request, and which requests share the prefix cache, from HTTP to the engine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Stored responses: how long, how many, and for which owner."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any
