@@ -1,0 +1,64 @@
+"""What builder and runtime agree on about images: the tower's sizes and an image of a prompt.
+
+Knows the arithmetic of patches, rows and positions (transformers' `modeling_qwen3_5.py` and
+`image_processing_pil_qwen2_vl.py`); knows no file format and no network.
+"""
+
+from dataclasses import dataclass
+
+VISION = "vision"  # the family of the tower: its buckets count patches
+DIGEST = 16  # bytes of an image's digest
+
+
+@dataclass(frozen=True)
+class VisionInfo:
+    """How images become rows of a network's residual stream.
+
+    Attributes:
+        patch: pixels of a patch's side.
+        merge: patches of a row's side: a row of the stream holds merge x merge patches.
+        least_pixels, most_pixels: area of an image after resizing.
+        mean, std: of each colour, of values from 0 to 1.
+        image_id, start_id, end_id: tokens: one a row of an image, before and after an image.
+    """
+
+    patch: int
+    merge: int
+    least_pixels: int
+    most_pixels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    image_id: int
+    start_id: int
+    end_id: int
+
+    @property
+    def unit(self) -> int:
+        """Pixels of the side of what becomes one row; sides of resized images are multiples."""
+        return self.patch * self.merge
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image of a prompt, resized.
+
+    Attributes:
+        start: position of its first row in the prompt; its rows are consecutive.
+        rows, columns: of the residual stream; the image has rows · columns tokens.
+        pixels: u8 [rows · unit, columns · unit, 3], RGB.
+        digest: of sizes and pixels; images with equal digests are one image.
+    """
+
+    start: int
+    rows: int
+    columns: int
+    pixels: bytes
+    digest: bytes
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def end(self) -> int:
+        return self.start + self.tokens
