@@ -26,7 +26,7 @@ POLICY = "; ".join(
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
-        "img-src 'self'",
+        "img-src 'self' blob:",  # images that the user attached
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",

@@ -1,21 +1,23 @@
 // One answer: the request's body out of a conversation, and its stream into a node of it.
 
 import { stream } from "./api.js";
+import { contentOf } from "./attachments.js";
 import { requestFields } from "./settings.js";
 
 // The body for an answer below `nodes`, the messages from the first to the last.
-export function requestBody(nodes, settings) {
+async function requestBody(nodes, settings) {
   const system = settings.system?.trim() ? [{ role: "system", content: settings.system }] : [];
+  const messages = await Promise.all(nodes.map(message));
   return {
     ...requestFields(settings),
-    messages: [...system, ...nodes.flatMap(message)],
+    messages: [...system, ...messages.flat()],
     stream: true,
     stream_options: { include_usage: true, continuous_usage_stats: true },
   };
 }
 
-function message(node) {
-  if (node.role === "user") return [{ role: "user", content: node.content }];
+async function message(node) {
+  if (node.role === "user") return [{ role: "user", content: await contentOf(node) }];
   if (node.role === "tool") return [{ role: "tool", tool_call_id: node.call, content: node.content }];
   if (!node.content && !node.calls?.length) return []; // it failed, or was stopped before it began
   const made = { role: "assistant", content: node.content ?? "" };
@@ -33,10 +35,12 @@ export function emptyAnswer(settings) {
   return { role: "assistant", content: "", reasoning: "", calls: [], state: "running", form, stats: {} };
 }
 
-// Runs the request into `node`; `changed` is called whenever it grew. Never throws.
-export async function run(node, body, signal, changed) {
+// Runs the request for an answer below `nodes` into `node`; `changed` is called whenever it grew.
+// Never throws.
+export async function run(node, nodes, settings, signal, changed) {
   const clock = new Clock(node.stats);
   try {
+    const body = await requestBody(nodes, settings);
     for await (const chunk of stream("v1/chat/completions", body, signal)) {
       take(node, chunk, clock);
       changed();

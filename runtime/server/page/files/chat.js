@@ -1,6 +1,7 @@
 // The chat: the conversation that is shown, answers that are being written, and the message box.
 
-import { emptyAnswer, requestBody, run } from "./answer.js";
+import { emptyAnswer, run } from "./answer.js";
+import { Attachments, deleteUnused } from "./attachments.js";
 import { h, icon, say, toast } from "./dom.js";
 import { MessageView, copyLast } from "./message.js";
 import { fillDialog, firstFault, summary } from "./settings.js";
@@ -134,7 +135,7 @@ export class Chat {
 
   edit(node, text) {
     if (this.#blocked()) return;
-    store.append(this.conversation, node.parent, { role: "user", content: text });
+    store.append(this.conversation, node.parent, { role: "user", content: text, files: node.files });
     this.#answer();
   }
 
@@ -166,13 +167,19 @@ export class Chat {
     this.#answer();
   }
 
-  send() {
+  async send() {
+    const { conversation } = this;
     const text = this.text.value;
-    if (!text.trim() || this.#blocked()) return;
-    store.append(this.conversation, this.conversation.leaf, { role: "user", content: text });
+    if (this.#empty() || this.#blocked()) return;
     this.text.value = "";
+    const files = this.attachments.files.length ? await this.attachments.take() : undefined;
     this.#grow();
-    this.#answer();
+    store.append(conversation, conversation.leaf, { role: "user", content: text, files });
+    this.#answer(conversation);
+  }
+
+  #empty() {
+    return !this.text.value.trim() && !this.attachments.files.length;
   }
 
   stop() {
@@ -198,10 +205,9 @@ export class Chat {
     return true;
   }
 
-  async #answer() {
-    const { conversation } = this;
+  async #answer(conversation = this.conversation) {
     const { settings } = conversation;
-    const body = requestBody(store.path(conversation), settings);
+    const nodes = store.path(conversation);
     const node = store.append(conversation, conversation.leaf, emptyAnswer(settings));
     const controller = new AbortController();
     this.jobs.set(conversation.id, { conversation, node, controller });
@@ -210,7 +216,7 @@ export class Chat {
     this.render();
     say("The answer is being written");
     const grown = this.#sometimes(conversation, node);
-    await run(node, body, controller.signal, grown);
+    await run(node, nodes, settings, controller.signal, grown);
     if (this.left) return;
     this.jobs.delete(conversation.id);
     if (store.list().some((row) => row.id === conversation.id)) this.#save(conversation);
@@ -273,8 +279,41 @@ export class Chat {
       if (this.jobs.has(this.conversation.id)) this.stop();
       else this.send();
     });
+    this.#wireFiles();
     find("open-settings").append(icon("sliders"), "Settings");
     find("open-settings").addEventListener("click", () => this.openSettings());
+  }
+
+  // Files come from a dialog, the clipboard, or are dropped anywhere on the chat.
+  #wireFiles() {
+    const chooser = find("attach-file");
+    this.attachments = new Attachments(find("attached"), () => this.app.vision, () => this.showComposer());
+    find("attach").append(icon("clip"));
+    find("attach").addEventListener("click", () => chooser.click());
+    chooser.addEventListener("change", async () => {
+      await this.attachments.add(chooser.files);
+      chooser.value = "";
+    });
+    this.text.addEventListener("paste", (event) => {
+      const { files } = event.clipboardData;
+      if (!files.length) return;
+      event.preventDefault();
+      this.attachments.add([...files]);
+    });
+    const chat = find("chat");
+    const dropping = (event, on) => {
+      if (!event.dataTransfer.types.includes("Files")) return;
+      event.preventDefault();
+      chat.classList.toggle("dropping", on);
+    };
+    chat.addEventListener("dragover", (event) => dropping(event, true));
+    chat.addEventListener("dragleave", (event) => !chat.contains(event.relatedTarget) && dropping(event, false));
+    chat.addEventListener("drop", (event) => {
+      dropping(event, false);
+      if (event.defaultPrevented) this.attachments.add([...event.dataTransfer.files]);
+    });
+    const used = store.list().flatMap((row) => store.imagesOf(store.load(row.id)));
+    deleteUnused(new Set(used));
   }
 
   #grow() {
@@ -290,7 +329,7 @@ export class Chat {
     const label = running ? "Stop (Esc)" : "Send";
     send.setAttribute("aria-label", label);
     send.title = label;
-    send.disabled = !running && !this.text.value.trim();
+    send.disabled = !running && this.#empty();
     const chips = summary(this.conversation.settings);
     find("chips").replaceChildren(...chips.map((words) => h("span", null, words)));
     find("room").textContent = this.#roomWords();

@@ -25,7 +25,7 @@ const SHORTCUTS = [
 ];
 
 const find = (id) => document.getElementById(id);
-const app = { models: [], defaults: {}, limit: 0, needKey };
+const app = { models: [], defaults: {}, limit: 0, vision: false, needKey };
 const chat = new Chat(app);
 const live = new Live(find("live"), () => chat.jobs.size > 0);
 let view = "";
@@ -68,8 +68,9 @@ async function ask() {
     const { data } = await getJson("v1/models");
     app.models = data.map((model) => model.id);
     app.limit = data[0]?.max_model_len ?? 0;
-    const { generation } = await getJson("report");
+    const { generation, vision } = await getJson("report");
     app.defaults = generation ?? {};
+    app.vision = Boolean(vision);
     chat.showComposer();
     showHealth();
     if (!store.path(chat.conversation).length) chat.render();
@@ -151,8 +152,8 @@ function closeSide() {
 
 // --- files and help ---
 
-function download() {
-  const file = new Blob([store.exportAll()], { type: "application/json" });
+async function download() {
+  const file = new Blob([await store.exportAll()], { type: "application/json" });
   const link = h("a", { href: URL.createObjectURL(file), download: "spark-conversations.json" });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
@@ -163,7 +164,7 @@ async function upload(event) {
   event.target.value = "";
   if (!file) return;
   try {
-    const taken = store.importAll(await file.text());
+    const taken = await store.importAll(await file.text());
     toast(`${taken} conversation${taken === 1 ? "" : "s"} imported.`);
   } catch (problem) {
     toast(problem.message);

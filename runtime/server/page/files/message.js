@@ -1,5 +1,6 @@
 // One message on the screen: what was said, thought and called, its figures, and what can be done.
 
+import { filesView } from "./attachments.js";
 import { copyButton, copyText, count, h, icon, iconButton, say, seconds } from "./dom.js";
 import { Markdown } from "./markdown.js";
 
@@ -29,7 +30,9 @@ export class MessageView {
   #buildQuestion() {
     this.element.setAttribute("aria-label", "You");
     this.bubble = h("div", { class: "bubble", dir: "auto" }, this.node.content);
-    this.element.replaceChildren(this.bubble, this.#foot);
+    const { content, files } = this.node;
+    const shown = [files?.length && filesView(files), content.trim() && this.bubble, this.#foot];
+    this.element.replaceChildren(...shown.filter(Boolean));
   }
 
   #questionButtons() {
@@ -47,7 +50,7 @@ export class MessageView {
       this.update();
       this.element.querySelector('[aria-label="Edit"]').focus();
     };
-    const send = () => area.value.trim() && this.actions.edit(this.node, area.value);
+    const send = () => (area.value.trim() || this.node.files?.length) && this.actions.edit(this.node, area.value);
     area.addEventListener("keydown", (event) => {
       if (event.key === "Escape") close();
       else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send();

@@ -1,6 +1,8 @@
 // Conversations in the browser's storage. A conversation is a tree: a regenerated answer and an edited
 // question are siblings of the first one, and `leaf` selects the path that is shown.
 
+import { dataUrl, keepDataUrl } from "./attachments.js";
+
 // The browser's storage, or memory where it is not allowed: the page then works until it is closed.
 class Storage {
   #kept = new Map();
@@ -112,7 +114,7 @@ export function remove(id) {
 export function titleOf(conversation) {
   if (conversation.title) return conversation.title;
   const first = Object.values(conversation.nodes).find((node) => node.role === "user");
-  const words = (first?.content ?? "").replace(/\s+/g, " ").trim();
+  const words = (first?.content || first?.files?.[0].name || "").replace(/\s+/g, " ").trim();
   return words.length > 60 ? `${words.slice(0, 58).trimEnd()}…` : words || "New conversation";
 }
 
@@ -155,13 +157,21 @@ function lastChild(conversation, node) {
 
 // --- files ---
 
-export function exportAll() {
+// The keys of a conversation's images.
+export function imagesOf(conversation) {
+  const files = Object.values(conversation?.nodes ?? {}).flatMap((node) => node.files ?? []);
+  return files.filter((file) => file.kind === "image").map((file) => file.key);
+}
+
+export async function exportAll() {
   const all = list().map((row) => load(row.id)).filter(Boolean);
-  return JSON.stringify({ kind: "spark conversations", version: 1, conversations: all }, null, 1);
+  const images = {};
+  for (const key of all.flatMap(imagesOf)) images[key] = (await dataUrl(key)) ?? undefined;
+  return JSON.stringify({ kind: "spark conversations", version: 1, conversations: all, images }, null, 1);
 }
 
 // How many conversations of an exported file were taken. Throws Error with words for the user.
-export function importAll(text) {
+export async function importAll(text) {
   let file;
   try {
     file = JSON.parse(text);
@@ -174,6 +184,7 @@ export function importAll(text) {
   for (const given of file.conversations) {
     if (!isConversation(given)) throw new Error("A conversation in this file is malformed.");
     if (known.has(given.id)) continue;
+    for (const key of imagesOf(given)) if (file.images?.[key]) await keepDataUrl(key, file.images[key]);
     save(given);
     taken++;
   }
@@ -183,6 +194,8 @@ export function importAll(text) {
 function isConversation(given) {
   if (typeof given?.id !== "string" || typeof given.nodes !== "object" || !given.nodes) return false;
   const roles = new Set(["user", "assistant", "tool"]);
-  const sound = (n) => roles.has(n?.role) && (n.content === null || typeof n.content === "string");
+  const isFile = (f) => typeof f?.name === "string" && typeof (f.kind === "image" ? f.key : f.text) === "string";
+  const sound = (n) =>
+    roles.has(n?.role) && (n.content === null || typeof n.content === "string") && (n.files ?? []).every(isFile);
   return Object.entries(given.nodes).every(([id, node]) => sound(node) && node.id === id);
 }
