@@ -1,4 +1,4 @@
-"""Files of a message: chosen, pasted, dropped, sent as parts, shown, kept, exported and imported."""
+"""Files of a message: chosen, pasted, dropped, sent as parts, kept, exported and imported."""
 
 import base64
 import io
@@ -36,7 +36,8 @@ def _transfer(page: Any, event: str, where: str, name: str, kind: str, data: byt
           const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
           const transfer = new DataTransfer();
           transfer.items.add(new File([bytes], name, { type: kind }));
-          const given = event === "paste" ? { clipboardData: transfer } : { dataTransfer: transfer };
+          const key = event === "paste" ? "clipboardData" : "dataTransfer";
+          const given = { [key]: transfer };
           const Kind = event === "paste" ? ClipboardEvent : DragEvent;
           const made = new Kind(event, { ...given, bubbles: true, cancelable: true });
           document.querySelector(where).dispatchEvent(made);
@@ -68,7 +69,8 @@ def test_a_text_file_is_sent_in_a_fence_longer_than_its_own(page: Any) -> None:
     assert sent[0]["messages"] == [
         {
             "role": "user",
-            "content": "notes.md\n`````md\na\n````\nb\n`````\n\nx.py\n```py\nprint(1)\n```\n\nWhat is this?",
+            "content": "notes.md\n`````md\na\n````\nb\n`````\n\n"
+            "x.py\n```py\nprint(1)\n```\n\nWhat is this?",
         }
     ]
     assert page.is_hidden("#attached")

@@ -196,11 +196,11 @@ function textView(file) {
   return h("details", { class: "result" }, head, h("pre", { tabindex: "0" }, file.text));
 }
 
-// The content of a request's message: a text, or parts where it has images.
-export async function contentOf({ content, files = [] }) {
+// The content of a request's message: a text, or parts where it has images and they are wanted.
+export async function contentOf({ content, files = [] }, wanted) {
   const texts = files.filter((file) => file.kind === "text").map(fenced);
   const images = [];
-  for (const file of files.filter((f) => f.kind === "image")) {
+  for (const file of files.filter((f) => wanted && f.kind === "image")) {
     const url = await dataUrl(file.key);
     if (url) images.push({ type: "image_url", image_url: { url } });
     else texts.push(`[the image ${file.name} is no longer in this browser]`);

@@ -2,7 +2,7 @@
 
 import { getJson, health, isKeyKept, key, setKey } from "./api.js";
 import { Chat } from "./chat.js";
-import { h, icon, iconButton, toast } from "./dom.js";
+import { h, icon, iconButton, saveFile, toast } from "./dom.js";
 import { Live } from "./live.js";
 import { showReport } from "./report.js";
 import * as store from "./store.js";
@@ -71,7 +71,7 @@ async function ask() {
     const { generation, vision } = await getJson("report");
     app.defaults = generation ?? {};
     app.vision = Boolean(vision);
-    chat.showComposer();
+    chat.composer.show();
     showHealth();
     if (!store.path(chat.conversation).length) chat.render();
   } catch (problem) {
@@ -153,10 +153,7 @@ function closeSide() {
 // --- files and help ---
 
 async function download() {
-  const file = new Blob([await store.exportAll()], { type: "application/json" });
-  const link = h("a", { href: URL.createObjectURL(file), download: "spark-conversations.json" });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  saveFile("spark-conversations.json", "application/json", await store.exportAll());
 }
 
 async function upload(event) {

@@ -2,11 +2,12 @@
 
 import { filesView } from "./attachments.js";
 import { copyButton, copyText, count, h, icon, iconButton, say, seconds } from "./dom.js";
-import { Markdown } from "./markdown.js";
+import { Markdown } from "./markdown/markdown.js";
 
 const ENDS = { length: "stopped at max tokens", abort: "stopped by the server", content_filter: "filtered" };
 
-// `actions`: edit(node, text), again(node), turn(node, step), results(node, texts).
+// `actions`: edit(node, text), again(node), turn(node, step), results(node, texts), cut(node),
+// proceed(node).
 export class MessageView {
   constructor(node, actions) {
     this.node = node;
@@ -39,7 +40,7 @@ export class MessageView {
     const { node } = this;
     return [
       ...this.#turns(),
-      h("span", { class: "buttons" }, copyButton("Copy", () => node.content), iconButton("edit", "Edit", () => this.edit())),
+      h("span", { class: "buttons" }, copyButton("Copy", () => node.content), iconButton("edit", "Edit", () => this.edit()), this.#deleteButton()),
     ];
   }
 
@@ -156,8 +157,14 @@ export class MessageView {
       { class: "buttons" },
       copyButton("Copy", () => node.content ?? ""),
       iconButton("again", "Regenerate", () => this.actions.again(node)),
+      this.last && canContinue(node) && iconButton("play", "Continue", () => this.actions.proceed(node)),
+      this.#deleteButton(),
     );
     return [...this.#turns(), figures, buttons];
+  }
+
+  #deleteButton() {
+    return iconButton("bin", "Delete from here", () => this.actions.cut(this.node));
   }
 
   // ‹ 2 of 3 ›
@@ -175,6 +182,12 @@ export class MessageView {
       ),
     ];
   }
+}
+
+// Whether an answer ended before its end, in its text: a thought or a call is made anew.
+function canContinue({ state, finish, content, calls }) {
+  const early = state === "stopped" || state === "cut" || state === "error" || (state === "done" && finish === "length");
+  return early && Boolean(content?.trim()) && !calls?.length;
 }
 
 // The figures of an answer, as short phrases.

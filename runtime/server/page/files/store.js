@@ -48,6 +48,8 @@ const INDEX = "spark.conversations"; // [{id, title, at}], the newest first
 export const ONE = "spark.conversation."; // and the id
 const LAST = "spark.last"; // {settings} that a new conversation begins with
 
+const PRESETS = "spark.presets";
+
 export class Full extends Error {}
 
 export function newId() {
@@ -106,6 +108,20 @@ export function keepSettings(settings) {
   }
 }
 
+// Named settings: {name: settings}.
+export function presets() {
+  const found = readJson(PRESETS, {});
+  return typeof found === "object" && !Array.isArray(found) ? found : {};
+}
+
+// Keeps settings under a name; null deletes them.
+export function keepPreset(name, settings) {
+  const found = presets();
+  if (settings) found[name] = { ...settings };
+  else delete found[name];
+  writeJson(PRESETS, found);
+}
+
 export function remove(id) {
   local.remove(ONE + id);
   writeJson(INDEX, list().filter((row) => row.id !== id));
@@ -155,7 +171,33 @@ function lastChild(conversation, node) {
   return children.sort((a, b) => b.at - a.at)[0];
 }
 
+// Takes out `node` and everything below it; what is shown then is another version, or what was
+// before it.
+export function cut(conversation, node) {
+  const [other] = siblings(conversation, node).filter((n) => n !== node).slice(-1);
+  const gone = [node];
+  for (const at of gone) gone.push(...Object.values(conversation.nodes).filter((n) => n.parent === at.id));
+  for (const { id } of gone) delete conversation.nodes[id];
+  if (other) show(conversation, other);
+  else conversation.leaf = node.parent;
+}
+
 // --- files ---
+
+const SPEAKERS = { user: "You", assistant: "Answer", tool: "Result" };
+
+// The shown path as Markdown: thoughts are quoted, calls and files are named.
+export function asMarkdown(conversation) {
+  const parts = [`# ${titleOf(conversation)}`];
+  for (const node of path(conversation)) {
+    parts.push(`## ${SPEAKERS[node.role]}${node.role === "tool" ? ` of ${node.name}` : ""}`);
+    for (const file of node.files ?? []) parts.push(`[${file.kind === "image" ? "image" : "file"}: ${file.name}]`);
+    if (node.reasoning) parts.push(node.reasoning.trim().replace(/^/gm, "> "));
+    if (node.content) parts.push(node.content.trim());
+    for (const call of node.calls ?? []) parts.push(`Call of \`${call.name}\`:\n\n~~~~json\n${call.arguments}\n~~~~`);
+  }
+  return `${parts.join("\n\n")}\n`;
+}
 
 // The keys of a conversation's images.
 export function imagesOf(conversation) {
