@@ -112,17 +112,21 @@ def _array(value: int | float | Sequence[int] | Array | np.generic) -> Array:
 
 def _tensor(array: Array) -> str:
     dims = f"[{','.join(map(str, array.shape))}]" if array.ndim else ""
-    values = ", ".join(map(_literal, array.reshape(-1)))
+    values = ", ".join(map(repr, _numbers_of(array.reshape(-1))))
     wide = array.dtype == np.float64
     return f"{'double' if wide else DType.of(array.dtype).onnx_text}{dims} {{{values}}}"
 
 
-def _literal(value: np.generic) -> str:
-    if value.dtype.kind in "biu":
-        return str(int(value))
-    if not np.isfinite(value):
-        raise ValueError(f"{value} has no literal in ONNX's textual syntax")
-    return repr(float(value))
+def _numbers_of(flat: Array) -> list[int] | list[float]:
+    if flat.dtype.kind in "biu":
+        found: list[int] = flat.astype(np.int64).tolist()
+        return found
+    values = flat.astype(np.float64)
+    if not np.isfinite(values).all():
+        worst = values[~np.isfinite(values)][0]
+        raise ValueError(f"{worst} has no literal in ONNX's textual syntax")
+    numbers: list[float] = values.tolist()
+    return numbers
 
 
 def _attribute(value: object) -> str:
