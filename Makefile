@@ -36,7 +36,7 @@ pytest: $(VENV)/.test
 # Kernels of the served models' sizes for both targets, and of every case: registers, spills, shared
 # memory. Five minutes; `make test` compiles every form once, whichever op launches it.
 kernels: $(VENV)/.test
-	$(BIN)/pytest -n 2 --dist loadfile -m kernels tests/plugins
+	$(BIN)/pytest -n 2 --dist loadfile -m kernels tests/plugins tests/builder/plan
 
 # Every figure of docs/performance.md and every test that needs a GPU, into OUT: hours on an H200. The
 # same command continues with what did not succeed; STAGES='decode_*,ops' runs some.

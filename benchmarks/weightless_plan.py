@@ -7,7 +7,7 @@ nothing is read, compiled or written, so that it takes seconds for any target.
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,7 @@ def decided_of(config: Path, options: Options) -> Iterator[BucketTactics]:
             yield found
 
 
-@cache
+@lru_cache(2)
 def _opened(config: Path) -> Model:
     """A model, which a plan does not change: of ten thousand experts' tensors it takes a while."""
     return open_model(config)
