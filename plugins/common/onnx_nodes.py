@@ -28,11 +28,13 @@ class Text:
     """Nodes of one function or nested graph; nested graphs see the outer names.
 
     Operands: a name; an int (int64 scalar); a float (f32 scalar); a sequence of ints (int64
-    vector, as axes and shapes are); a numpy array or scalar (a constant of its dtype).
+    vector, as axes and shapes are); a numpy array or scalar (a constant of its dtype). Equal
+    constants are one: of the nodes that onnxruntime reads, they would be two in five.
     """
 
     def __init__(self, numbers: Iterator[int] | None = None) -> None:
         self._numbers = numbers if numbers is not None else count()
+        self._constants: dict[str, str] = {}  # names by value
         self._lines: list[str] = []
 
     def __call__(self, op: str, *operands: Operand, out: str = "", **attrs: object) -> str:
@@ -99,9 +101,11 @@ class Text:
     def _name(self, operand: Operand) -> str:
         if isinstance(operand, str):
             return operand
-        name = self.fresh()
-        self._lines.append(f"  {name} = Constant <value = {_tensor(_array(operand))}> ()")
-        return name
+        value = _tensor(_array(operand))
+        if value not in self._constants:
+            self._constants[value] = self.fresh()
+            self._lines.append(f"  {self._constants[value]} = Constant <value = {value}> ()")
+        return self._constants[value]
 
 
 def _array(value: int | float | Sequence[int] | Array | np.generic) -> Array:
