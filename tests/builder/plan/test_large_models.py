@@ -1,6 +1,6 @@
 """122B-A10B and 397B-A17B: every node of every bucket has a kernel, in each format, on each target.
 
-Configs are the published ones with one group of layers (of alike ones two); weights are never drawn.
+Configs are the published ones with one group of layers (of alike ones two); no weight is drawn.
 """
 
 import json
