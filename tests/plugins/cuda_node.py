@@ -82,7 +82,7 @@ def planned(op: Op, case: Case, target: Target) -> Iterator[Planned]:
 def planned_for(
     op: Op, case: Case, specs: Sequence[TensorSpec], target: Target
 ) -> Iterator[Planned]:
-    """`planned` of a case whose operands have these specs, without drawing them."""
+    """`planned` of a case by the specs of its operands, which are not drawn."""
     specs = packed_specs(op, case.attrs, specs)
     for tactic in op.cuda.tactics:
         if tactic.refuse(case.attrs, specs, target) is None:
