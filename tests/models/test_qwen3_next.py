@@ -17,7 +17,6 @@ from spark_engine.models.build_network import build_network
 from spark_engine.models.checkpoint.files import open_checkpoint
 from spark_engine.models.config.model_config import FULL, LINEAR
 from spark_engine.models.open_model import describe, open_model, with_ranks
-from spark_engine.models.synthetic import open_synthetic
 from spark_engine.models.weights.shards import of_rank
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
@@ -25,6 +24,7 @@ from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.tensors import DType
 from tests.checkpoint_files import write_shards
 from tests.models import next_configs, next_files
+from tests.models.test_synthetic import drawn_of
 
 BF16 = Precision(DType.BF16, DType.BF16, DType.F32)
 VOCAB = 512
@@ -147,7 +147,7 @@ def test_the_benchmarks_have_the_published_size(tmp_path: Path) -> None:
     for name, format in (("", "nvfp4_a4"), ("-fp8", "fp8_block")):
         text = (next_configs.BENCHMARKS / f"qwen3-next-80b-a3b{name}" / "config.json").read_text()
         assert json.loads(text) == next_configs.config(format)
-    drawn = open_synthetic(next_configs.write(tmp_path, "nvfp4", num_hidden_layers=1))
+    drawn = drawn_of(next_configs.write(tmp_path, "nvfp4", num_hidden_layers=1))
     assert drawn.read("model.layers.0.linear_attn.in_proj_qkvz.weight").shape == (12288, 1024)
     assert drawn.read("mtp.layers.0.mlp.experts.511.down_proj.weight").shape == (2048, 512)
 
