@@ -155,12 +155,6 @@ def open_checkpoint(path: Path | str, optional: tuple[str, ...] = ()) -> Checkpo
     return Checkpoint(folder, tensors, MappingProxyType(maps), notes=tuple(notes))
 
 
-def _remedy(folder: Path) -> str:
-    if (folder / "manifest.json").is_file():
-        return f"that is an engine already: run it with `spark-run {folder}`"
-    return "give a Hugging Face checkpoint folder"
-
-
 def read_json(file: Path, required: bool) -> dict[str, Any]:
     """The object in a JSON file; {} where it is absent and not required.
 
@@ -170,7 +164,10 @@ def read_json(file: Path, required: bool) -> dict[str, Any]:
         if required:
             if words := hints.other_format(file.parent):
                 raise CheckpointError(words)
-            fail(file.name, f"missing from {file.parent}", _remedy(file.parent))
+            engine = (file.parent / "manifest.json").is_file()
+            run = f"that is an engine already: run it with `spark-run {file.parent}`"
+            give = "give a Hugging Face checkpoint folder"
+            fail(file.name, f"missing from {file.parent}", run if engine else give)
         return {}
     if (size := file.stat().st_size) > MOST_JSON:
         fail(file.name, f"has {size} bytes, more than {MOST_JSON}", AGAIN)

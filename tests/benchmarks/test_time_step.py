@@ -63,7 +63,7 @@ def test_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--prefill 4096", "belong to --per-launch"),
+        ("--drawn", "belongs to --per-launch"),
         ("--per-launch --host", "do not apply to --per-launch"),
         ("--tp 2", "give --build as well"),
         ("--drafts 1,many", "many is neither a number of drafts nor auto"),

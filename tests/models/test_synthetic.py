@@ -1,6 +1,7 @@
 """Drawn checkpoints: the published tensors, sane values, and equal to what is written of them."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,10 +26,14 @@ from tests.checkpoint_files import INT4, write_configs
 from tests.models import nvidia_configs
 from tests.repository import ROOT
 
-CONFIGS = {  # published files, and the folder that describes them in fewer words
+sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
+
+from benchmarks.published import folder_of  # noqa: E402
+
+CONFIGS = {  # published files, and what describes them in fewer words
     "qwen36-27b": nvidia_configs.pair("27B"),
     "qwen36-35b-a3b": nvidia_configs.pair("35B-A3B"),
-    "qwen38-27b": nvidia_configs.w4a4(),
+    "27b:nvfp4-a4": nvidia_configs.w4a4(),
 }
 FORMATS = (
     *("modelopt_mixed", "bf16", "fp8_block", "ct_nvfp4_a4", "ct_fp8_channel", "gptq", "ct_int4"),
@@ -156,12 +161,11 @@ def test_an_engine_of_drawn_weights_runs_long(tmp_path: Path, moe: bool) -> None
 
 @pytest.mark.parametrize("model", CONFIGS)
 def test_the_benchmarks_configs_are_the_published_ones(model: str) -> None:
-    path = ROOT / "benchmarks" / "configs" / model
-    drawn, published = open_model(path), describe(*CONFIGS[model])
+    drawn, published = open_model(folder_of(model)), describe(*CONFIGS[model])
     assert drawn.tensors == published.tensors
     assert drawn.config == replace(published.config, vision=None)
     assert dict(drawn.table.modules) == dict(published.table.modules)
-    assert drawn.table.kv_fp8 == published.table.kv_fp8 == (model != "qwen38-27b")
+    assert drawn.table.kv_fp8 == published.table.kv_fp8 == (model != "27b:nvfp4-a4")
     assert drawn.checkpoint is not None
     norm = drawn.checkpoint.read("model.language_model.norm.weight")
     assert norm.dtype == DType.BF16.numpy and np.abs(norm.astype(np.float32)).max() <= 0.101
@@ -200,9 +204,9 @@ def test_an_unknown_tensor(tmp_path: Path) -> None:
         drawn_of(folder(tmp_path / "m", "bf16", False)).read("nothing")
 
 
-@pytest.mark.parametrize("name", ["qwen36-27b-int4", "qwen36-35b-a3b-int4"])
-def test_the_int4_configs_are_of_groups_of_128(name: str) -> None:
-    found = open_model(ROOT / "benchmarks" / "configs" / name).table.modules
+@pytest.mark.parametrize("size", ["27b", "35b-a3b"])
+def test_a_whole_int4_layout_has_no_plain_projection_but_the_small_ones(size: str) -> None:
+    found = open_model(folder_of(f"{size}:int4-all")).table.modules
     plain = {m.rpartition(".")[2] for m, scheme in found.items() if scheme is Scheme.PLAIN}
     assert plain == {"in_proj_a", "in_proj_b"}
     assert set(found.values()) == {Scheme.PLAIN, Scheme.INT4_G128}
