@@ -2,8 +2,8 @@
 
 A layout is SIZE:FORMAT, such as `27b:fp8-block`: any of `SIZES` in any of `FORMATS`. `CHECKPOINTS`
 has names on the hub for most. `folder_of` gives the folder of configs that `open_model` takes, and
-weights are drawn (`models/synthetic.py`). A file may differ in details that neither change a weight's
-size nor its kernels. Knows shapes and rules of quantisation; plans and measures nothing.
+weights are drawn (`models/synthetic.py`). A file may differ in details that neither change a
+weight's size nor its kernels. Knows shapes and rules of quantisation; plans and measures nothing.
 """
 
 import json
@@ -244,7 +244,7 @@ def folder_of(model: str | Path) -> Path:
     size, _, format = str(model).partition(":")
     if size not in SIZES or format not in FORMATS:
         raise SystemExit(
-            f"{model} is no model: give a folder of configs, {' or '.join(MODELS)}, or SIZE:FORMAT; "
+            f"{model} is no model: give a folder of configs, {', '.join(MODELS)}, or SIZE:FORMAT; "
             f"sizes are {', '.join(SIZES)}, formats {', '.join(FORMATS)}"
         )
     folder = Path(_scratch().name) / str(model)

@@ -2,17 +2,19 @@
 
 `python -m benchmarks.time_step ENGINE CONFIG` runs the protocol of `baselines/vllm_0.23_h200.json`:
 so many sequences of --ctx random prompt tokens (`--rows`), all decoding in lockstep, greedily,
-through the real `Engine` with one step of run-ahead; after them, one of `--prefill` tokens. A step's time is the median wall time of
-`--steps` steps after 8 to warm up; its mean is given, too: states behind a replay ring are
-rewritten in turns. `floor_ms` reads and writes every state in each step, as vLLM does;
-`ring_floor_ms` counts what the engine's ring saves. Prefill is all prompt tokens over the time to
-the last first token. Ready: the engine is open, counted from the start of the process. The parts of
-a step come from its launches one by one; their extra time there is taken off each alike.
+through the real `Engine` with one step of run-ahead; after them, one of `--prefill` tokens. A
+step's time is the median wall time of `--steps` steps after 8 to warm up; its mean is given, too:
+states behind a replay ring are rewritten in turns. `floor_ms` reads and writes every state in each
+step, as vLLM does; `ring_floor_ms` counts what the engine's ring saves. Prefill is all prompt
+tokens over the time to the last first token. Ready: the engine is open, counted from the start of
+the process. The parts of a step come from its launches one by one; their extra time there is taken
+off each alike.
 
 CONFIG is the folder of configs that ENGINE was built from, `benchmarks/configs/MODEL`, or a layout
-such as `27b:int4` (`published.py`); weights are drawn. `--build` builds ENGINE first: `--build ''` as without options, `--build '--tp 2'` for
-two ranks. Engines of the published rows: `--build '--target sm_90a --decode 1,8,32,64,128 --prefill
-1024,2048,8192 --max-context 1536 --kv-tokens 163840'`.
+such as `27b:int4` (`published.py`); weights are drawn. `--build` builds ENGINE first: `--build ''`
+as without options, `--build '--tp 2'` for two ranks. Engines of the published rows: `--build
+'--target sm_90a --decode 1,8,32,64,128 --prefill 1024,2048,8192 --max-context 1536 --kv-tokens
+163840'`.
 
 `--drafts 1,3,auto` times rounds of so many drafts instead, which the draft head of drawn weights
 makes and the target hardly ever keeps; `--acceptance` says how often drafts are to be right, place
@@ -308,7 +310,7 @@ def check_context(positions: int, args: argparse.Namespace) -> None:
     longest = args.ctx if args.per_launch else max(args.ctx, *args.prefill, 0)
     if positions < longest + more:
         raise SystemExit(
-            f"{longest} tokens of context: this engine holds {positions}, and {more} more are needed; "
+            f"{longest} tokens of context, and {more} more: this engine holds {positions}; "
             f"give at most {positions - more}, or build with --max-context {longest + more}"
         )
 

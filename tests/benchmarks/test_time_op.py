@@ -176,7 +176,7 @@ def test_without_a_gpu_costs_and_floors_are_kept(
     [
         ("fast", "there is no op fast"),
         ("linear --at decode", "decode is neither FAMILY:ROWS"),
-        ("linear --models m", "m is no model: give a folder of configs, qwen36-27b or"),
+        ("linear --models m", "m is no model: give a folder of configs, qwen36-27b,"),
         ("linear --rounds 0", "at least 1"),
     ],
 )
