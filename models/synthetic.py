@@ -108,8 +108,8 @@ def open_synthetic(folder: Path, exported: ExporterLayout) -> Synthetic:
     if not isinstance(seed, int):
         raise CheckpointError(f'{folder / MARK}: seed is {seed!r}; write {{"seed": 1}}')
     stored = [StoredTensor(e.name, e.dtypes[0], e.shapes[0], NOWHERE, 0) for e in exported.stored]
-    tensors, none = MappingProxyType({t.name: t for t in stored}), dict[str, Array]()
-    return Synthetic(folder, tensors, none, exported.expected, seed)
+    tensors = MappingProxyType({t.name: t for t in stored})
+    return Synthetic(folder, tensors, {}, exported.expected, seed)
 
 
 def write_checkpoint(checkpoint: Synthetic, folder: Path, shard_bytes: int = SHARD) -> None:

@@ -26,21 +26,15 @@ def fail(file: str, what: str, remedy: str) -> NoReturn:
 
 def weight_files(
     folder: Path,
-    files: Collection[str],
+    names: Collection[str],
     table: Mapping[str, str] | None,
     optional: tuple[str, ...],
 ) -> tuple[list[str], list[str]]:
     """The files that are the model, of those in a folder or to be fetched into it, and notes about
     those that are missing and not needed. `table`: of tensor to file, where there is an index."""
-    found = {name for name in files if name.endswith(".safetensors")}
+    found = {name for name in names if name.endswith(".safetensors")}
     if table is None:
         return _unnamed(folder, found), []
-    return _named(folder, found, table, optional)
-
-
-def _named(
-    folder: Path, found: Collection[str], table: Mapping[str, str], optional: tuple[str, ...]
-) -> tuple[list[str], list[str]]:
     needed = {file for name, file in table.items() if not name.startswith(optional)}
     files, notes = sorted(set(table.values())), []
     for file in files:
