@@ -234,7 +234,7 @@ def _next(text: Json) -> Json:
 
 def folder_of(model: str | Path) -> Path:
     """The folder of configs of a model: a folder by its path, or by its name in benchmarks/configs,
-    or a layout, whose folder is there until the process ends.
+    or a layout: this folder is there until the process ends.
 
     Raises SystemExit for another name.
     """

@@ -4,11 +4,12 @@
 the buckets that are timed and no other, lets `time_step` time it into FILE, deletes it, and prints
 a table: ms of a step at a context of 1,024, in parentheses its byte floor at this card's bandwidth
 and what was asked, and tokens a second of a prompt of 8,192. A layout that does not build or fit is
-named and passed over; after `--seconds` none is begun. The same command continues: what FILE has is
-not timed again.
+named and passed over; after `--seconds` no other one starts. The same command continues: what FILE
+has is not timed again.
 
 `--plan` needs no GPU: the launches of each bucket, and the milliseconds of their costs; it raises
-what a build would. `--work`: engines are built there, one at a time; the 122B's takes 78 GB.
+what a build would. `--work`: engines are built there, one at a time; the 122B's takes 78 GB (where
+disks are smaller than memory, /dev/shm).
 """
 
 import argparse
@@ -152,7 +153,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--layouts", help="some of them, a list")
     parser.add_argument("--out", type=Path, default=Path("layouts.json"), help="file of rows")
     parser.add_argument("--work", type=Path, help="folder of the engine; default a temporary one")
-    parser.add_argument("--seconds", type=float, default=560, help="after which none is begun")
+    parser.add_argument(
+        "--seconds", type=float, default=560, help="after which no other one starts"
+    )
     parser.add_argument("--plan", action="store_true", help="launches and costs, without a GPU")
     args = parser.parse_args(words)
     names = args.layouts.split(",") if args.layouts else [one.layout for one in LAYOUTS]

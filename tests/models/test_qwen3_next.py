@@ -17,6 +17,7 @@ from spark_engine.interface import Limits, Precision
 from spark_engine.models.build_network import build_network
 from spark_engine.models.checkpoint.files import open_checkpoint
 from spark_engine.models.config.model_config import FULL, LINEAR
+from spark_engine.models.families.registry import read_config
 from spark_engine.models.open_model import describe, open_model, with_ranks
 from spark_engine.models.weights.shards import of_rank
 from spark_engine.models.weights.stored_model import Model
@@ -151,10 +152,10 @@ def test_the_published_file_has_these_tensors() -> None:
 
 def test_the_benchmarks_have_the_published_size(tmp_path: Path) -> None:
     for layout, format in (("nvfp4-experts", "nvfp4_a4"), ("fp8-block", "fp8_block")):
-        made, published = (
-            describe(config_of(f"80b-a3b:{layout}")),
-            describe(next_configs.config(format)),
-        )
+        rule, full = config_of(f"80b-a3b:{layout}"), next_configs.config(format)
+        assert read_config(rule) == read_config(full)
+        few = {"num_hidden_layers": 4}
+        made, published = describe(rule | few), describe(full | few)
         assert made.tensors == published.tensors and made.table.modules == published.table.modules
     drawn = drawn_of(next_configs.write(tmp_path, "nvfp4", num_hidden_layers=1))
     assert drawn.read("model.layers.0.linear_attn.in_proj_qkvz.weight").shape == (12288, 1024)
