@@ -1,8 +1,8 @@
 """The bytes of an image file become the pixels that the vision tower reads.
 
-The values are those of transformers' `Qwen2VLImageProcessorPil` after `exif_transpose`: white behind
-what is transparent, bicubic on uint8. Files are untrusted: this runs in a process with limits of
-memory and time. Knows no URL, no request and no tower.
+The values are those of transformers' `Qwen2VLImageProcessorPil` after `exif_transpose`: white
+behind what is transparent, bicubic on uint8. Files are untrusted: this runs in a process with
+limits of memory and time. Knows no URL, no request and no tower.
 """
 
 import hashlib
@@ -22,11 +22,10 @@ from spark_engine.runtime.images.sizes import BadImage, resized
 from spark_engine.vision import DIGEST, VisionInfo
 
 MOST_BYTES = 20 << 20  # of a file
-MOST_SENT = 64 << 20  # pixels of a file; a process needs some 8 bytes for each
+MOST_SENT = 48 << 20  # pixels of a file (8192 x 6144); a process needs up to 16 bytes for each
 STRIP = 256  # rows that are put on white at a time: the whole would take twice the memory
 READ = "PNG, JPEG, WebP, GIF or BMP"
-# By their first bytes, and not by `Image.open`: that also tries readers of several pictures (MPO),
-# which read tables of a file without a limit.
+# By their first bytes, and not by `Image.open`: that also loads and tries readers of other formats.
 FORMATS: tuple[tuple[bytes, type[ImageFile.ImageFile]], ...] = (
     (b"\x89PNG\r\n\x1a\n", PngImageFile),
     (b"\xff\xd8\xff", JpegImageFile),
@@ -111,6 +110,8 @@ def _read(data: bytes) -> Image.Image:
         image.load()
     except (BadImage, MemoryError):
         raise
+    except Image.DecompressionBombError:
+        raise BadImage(f"the image has more than {MOST_SENT} pixels: send a smaller one") from None
     except Exception as error:  # damaged data raises about any class in Pillow
         if "truncated" in str(error).lower():
             raise BadImage("the image is truncated: send the whole file") from None
