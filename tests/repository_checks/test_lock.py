@@ -9,7 +9,7 @@ from packaging.utils import canonicalize_name
 from tests.repository import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = ("bench", "check", "cuda", "hub", "oracle", "otel", "test")  # of `make lock`
+EXTRAS = ("bench", "check", "cuda", "hub", "oracle", "otel", "test", "vision")  # of `make lock`
 ELSEWHERE = {"torch", "spark-engine"}  # torch has its own line in the Makefile
 _ROW = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
 
