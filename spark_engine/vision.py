@@ -6,7 +6,12 @@ Knows the arithmetic of patches, rows and positions (transformers' `modeling_qwe
 
 from dataclasses import dataclass
 
-VISION = "vision"  # the family of the tower: its buckets count patches
+VISION = "vision"  # the family of the tower: its buckets count rows of `image_rows`
+IMAGE_ROWS = "image_rows"  # the state that the tower writes and prefill reads
+PATCH, MERGE, COLOURS = 16, 2, 3  # the sizes that are compiled: pixels, patches, channels
+ROW_PATCHES = MERGE * MERGE  # of a row of the stream
+PATCH_VALUES = COLOURS * PATCH * PATCH  # u8 values of a patch
+TAPS = 4  # rows of the position table that a patch blends
 DIGEST = 16  # bytes of an image's digest
 
 
