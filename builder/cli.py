@@ -184,6 +184,18 @@ class _Build(click.Command):
     "(not with TensorRT).",
 )
 @click.option(
+    "--vision/--no-vision",
+    default=True,
+    help="With the vision tower, if the checkpoint has one and the target has its kernels.",
+)
+@click.option(
+    "--max-image-pixels",
+    type=int,
+    metavar="N",
+    help="Area of the largest image; larger ones are resized. By default "
+    f"{images.MOST_PIXELS} on a GPU, {images.CPU_MOST_PIXELS} on a CPU.",
+)
+@click.option(
     "--tp",
     type=int,
     default=1,

@@ -139,7 +139,7 @@ def steps(family: str = DECODE, drafts: int = 0) -> tuple[TensorSpec, ...]:
 
     Of prefill, `sources` and `saves` are rows of the states by sequence: what a sequence's first
     tile begins from, and where the state behind a tile is written as well, or -1. The tower's
-    `tokens` are patches of one image: `live` of them, whose rows of `image_rows` begin at `first`.
+    `tokens` are patches of one image, `live` of them; its rows of `image_rows` begin at `first`.
     """
     if family == VISION:
         return (
