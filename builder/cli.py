@@ -17,7 +17,7 @@ from spark_engine.builder import checkpoint_list
 from spark_engine.builder.build import build, runs_here
 from spark_engine.builder.emit import check_destination
 from spark_engine.builder.fetch import fetch, name_of
-from spark_engine.builder.plan import budget
+from spark_engine.builder.plan import budget, images
 from spark_engine.builder.plan.buckets import DEFAULT_PREFILL, parse_rounds, parse_sizes
 from spark_engine.builder.plan.drafts import DTYPES, parse_drafts, parse_vocab
 from spark_engine.builder.plan.options import (

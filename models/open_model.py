@@ -7,6 +7,7 @@ Knows the order of the steps, and no graph.
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
+from math import isqrt
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -31,7 +32,7 @@ from spark_engine.models.checkpoint.tensor_list import Row, ValueKind, of_kind
 from spark_engine.models.config.json_values import Json, malformed_json
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.config.rope import rescaled
-from spark_engine.models.config.vision_info import vision_info
+from spark_engine.models.config.vision_info import FILES, vision_info
 from spark_engine.models.exporter_layout import exporter_layout
 from spark_engine.models.families.registry import family_of, read_config
 from spark_engine.models.synthetic import is_synthetic, open_synthetic
@@ -94,7 +95,12 @@ def _vision(
     if faults := [*misfits(expected, checkpoint.tensors, VISION), *missing]:
         more = f", and {len(faults) - 1} more faults" if len(faults) > 1 else ""
         return None, f"the checkpoint's vision tower is not read: {faults[0]}{more}"
-    return vision_info(checkpoint.path, checkpoint.config)
+    try:
+        own, both = (read_json(checkpoint.path / file, required=False) for file in FILES)
+        info = vision_info(checkpoint.config, own, both)
+        return replace(info, side=isqrt(tower.positions.shape[0])), ""
+    except CheckpointError as error:
+        return None, f"the checkpoint's images are not read: {error}"
 
 
 def with_ranks(model: Model, ranks: int, tile: int, across: bool = False) -> Model:

@@ -37,7 +37,13 @@ DTYPES: Mapping[str, tuple[DType, ...]] = {
     **{d.value: (d,) for d in DType},
 }
 NARROW = ("A", "W", "KV")  # f32 on the CPU, bf16 on a GPU
-UNITS = {"tokens": "token", "rows": "row", "S+1": "slot", "P+1": "page", "I+1": "image"}  # by a first dimension
+UNITS = {
+    "tokens": "token",
+    "rows": "row",
+    "S+1": "slot",
+    "P+1": "page",
+    "I+1": "image",
+}  # by a first dimension
 
 
 @cache

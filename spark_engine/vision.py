@@ -25,6 +25,7 @@ class VisionInfo:
         least_pixels, most_pixels: area of an image after resizing.
         mean, std: of each colour, of values from 0 to 1.
         image_id, start_id, end_id: tokens: one a row of an image, before and after an image.
+        side: rows and columns of the square table of positions.
     """
 
     patch: int
@@ -36,6 +37,7 @@ class VisionInfo:
     image_id: int
     start_id: int
     end_id: int
+    side: int = 48
 
     @property
     def unit(self) -> int:

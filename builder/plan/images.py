@@ -20,13 +20,11 @@ KEPT = 4  # images of the largest size whose rows the state holds, or many small
 
 @dataclass(frozen=True)
 class ImagePlan:
-    """`patches` of each bucket, ascending; `rows` of the state. Empty without images, for which
-    `note` may have a reason."""
+    """`patches` of each bucket, ascending; `rows` of the state. Empty without images."""
 
     patches: tuple[int, ...] = ()
     rows: int = 0
     info: VisionInfo | None = None
-    note: str = ""
 
 
 def decide(
@@ -39,7 +37,7 @@ def decide(
     if isinstance(found, str):
         if most_pixels is not None:
             raise OptionError(f"--max-image-pixels {most_pixels}: {found}; leave it out")
-        return ImagePlan(note=found)
+        return ImagePlan()
     if not wanted:
         if most_pixels is not None:
             raise OptionError("--max-image-pixels does nothing with --no-vision; give one of them")

@@ -200,7 +200,9 @@ def resolve(options: Options, facts: ModelFacts) -> BuildPlan:
     images = decide_images(options.vision, options.max_image_pixels, facts.vision, gpu)
     needs = facts.needs(precision, Limits.page_size, ring, drafts.drafts, drafts.head)
     if images.info is not None:
-        state = image_state(Limits(1, 1, 1, 1, image_rows=images.rows), facts.hidden, precision.activation)
+        state = image_state(
+            Limits(1, 1, 1, 1, image_rows=images.rows), facts.hidden, precision.activation
+        )
         needs = replace(needs, weights=needs.weights + facts.vision_bytes, images=state.nbytes)
     seqs = _seqs(options, budget.sequences(gpu, needs) if gpu else CPU_MAX_SEQS)
     most = budget.MAX_CONTEXT if gpu else CPU_MAX_CONTEXT

@@ -5,10 +5,7 @@ config.json. A key that is missing has the value of every published model: trans
 are another model's.
 """
 
-from pathlib import Path
-
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint.files import read_json
 from spark_engine.models.config.json_values import Json, Reader
 from spark_engine.vision import COLOURS, MERGE, PATCH, VisionInfo
 
@@ -17,16 +14,12 @@ LEAST_PIXELS, MOST_PIXELS = 1 << 16, 1 << 24
 HALF = (0.5,) * COLOURS
 
 
-def vision_info(folder: Path, config: Json) -> tuple[VisionInfo | None, str]:
-    """The values and "", or None and why images cannot be read."""
-    try:
-        return _read(folder, Reader(config, "config.json")), ""
-    except CheckpointError as error:
-        return None, f"the checkpoint's images are not read: {error}"
+def vision_info(config: Json, own: Json, both: Json) -> VisionInfo:
+    """The values, from config.json and FILES, {} where a file is absent.
 
-
-def _read(folder: Path, config: Reader) -> VisionInfo:
-    own, both = (read_json(folder / name, required=False) for name in FILES)
+    Raises CheckpointError for values that are malformed or not supported.
+    """
+    ids = Reader(config, "config.json")
     name, row = (FILES[0], own) if own else (FILES[1], both.get("image_processor") or {})
     if not isinstance(row, dict) or not isinstance(size := row.get("size") or {}, dict):
         raise CheckpointError(f"{name} is malformed: take it from the model's source")
@@ -37,10 +30,11 @@ def _read(folder: Path, config: Reader) -> VisionInfo:
         if pixels.count(key, legal) != legal:
             raise CheckpointError(f"{name}: {key} is {row[key]}; {legal} is compiled, no other")
     mean, std = (_colours(row, key, name) for key in ("image_mean", "image_std"))
-    ids = [config.count(f"{key}_token_id", least=0) for key in ("image", "vision_start", "vision_end")]
+    kinds = ("image", "vision_start", "vision_end")
+    tokens = (ids.count(f"{kind}_token_id", least=0) for kind in kinds)
     if not least <= most or min(std) <= 0:
         raise CheckpointError(f"{name}: size {least} to {most}, image_std {std}: no image fits")
-    return VisionInfo(PATCH, MERGE, least, most, mean, std, *ids)
+    return VisionInfo(PATCH, MERGE, least, most, mean, std, *tokens)
 
 
 def _colours(row: Json, key: str, name: str) -> tuple[float, ...]:

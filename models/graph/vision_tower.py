@@ -53,7 +53,9 @@ class Block:
     fc1: Affine
     fc2: Affine
 
-    def write(self, w: Writer, x: gs.Variable, rotary: Sequence[gs.Variable], heads: int) -> gs.Variable:
+    def write(
+        self, w: Writer, x: gs.Variable, rotary: Sequence[gs.Variable], heads: int
+    ) -> gs.Variable:
         """The block over x [patches, hidden]; `rotary`: coords, frequencies and live."""
         qkv = self.qkv.project(w, self.norm1.normed(w, x))
         name = f"{self.qkv.weight.module}.mixed"

@@ -64,7 +64,9 @@ def _case(
         return x, w, bias, *more
 
     rtol = rtol_of(dtype)
-    label = " ".join(map(str, ("x".join(map(str, size)), gelu or "linear", residual, weight, dtype)))
+    label = " ".join(
+        map(str, ("x".join(map(str, size)), gelu or "linear", residual, weight, dtype))
+    )
     return Case(label, {"gelu": gelu}, make, rtol, rtol, bench=m == 65)
 
 

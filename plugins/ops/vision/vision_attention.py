@@ -16,7 +16,7 @@ from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.tensors import Array, DType, TensorSpec
 
-TILE = 256  # the most queries of all heads whose scores are in memory at once, in the body
+TILE = 64  # the most queries of all heads whose scores are in memory at once, in the body
 NEVER = np.float32(-3e38)  # a score that is no share of any sum
 
 
@@ -88,9 +88,7 @@ def _inputs(count: int, live: int, heads: int, dim: int, dtype: DType) -> Inputs
     return make
 
 
-def _case(
-    count: int, live: int, heads: int = 2, dim: int = 72, dtype: DType = DType.F32
-) -> Case:
+def _case(count: int, live: int, heads: int = 2, dim: int = 72, dtype: DType = DType.F32) -> Case:
     def ignore(outputs: tuple[Array, ...]) -> None:
         outputs[0][live:] = 0
 
