@@ -30,8 +30,8 @@ from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.graph_checks import Subject, verify
 from spark_engine.builder.graph.lower import facts_of, lower, rounding_notes, scale_notes
 from spark_engine.builder.graph.packing import pack
-from spark_engine.builder.graph.tower import refusal, tower_note
 from spark_engine.builder.graph.rewrite import RewriteContext, Rewritten, rewrite
+from spark_engine.builder.graph.tower import refusal, tower_note
 from spark_engine.builder.plan.options import (
     BACKENDS,
     CAPABILITIES,

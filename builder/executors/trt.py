@@ -3,7 +3,8 @@
 Knows ONNX and TensorRT. TensorRT compiles the network: the bucket's plain-ONNX form, op bodies
 inlined, for every GPU architecture of `CAPABILITIES` at once and without a GPU. Nodes of `HOST`
 stay out of it, since its ScatterND takes no reduction, or since they write states that the host
-has: onnxruntime runs them afterwards, on the logits or the tower's rows. Casts to and from FP8 become QuantizeLinear and DequantizeLinear of scale 1, the only ops of
+has: onnxruntime runs them afterwards, on the logits or the tower's rows. Casts to and from FP8
+become QuantizeLinear and DequantizeLinear of scale 1, the only ops of
 TensorRT that make or read FP8; the bodies clip first, so the codes are the same.
 
 An engine contains its weights, with 4-bit codes as i32. This executor is a second compiler of the

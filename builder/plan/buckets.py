@@ -88,7 +88,8 @@ def bucket_sizes(
     verify: Rounds | None = None,
     vision: tuple[int, ...] = (),
 ) -> Buckets:
-    """The requested buckets, of the tower for so many patches each, or powers of two up to max_seqs and 64 and 256 tokens.
+    """The requested buckets, or powers of two up to max_seqs and 64 and 256 tokens; `vision` are
+    the patches of the tower's.
 
     The largest decode bucket is always max_seqs, so that every live sequence fits in one step;
     with drafts there are verify buckets for each decode bucket (`rounds`). Raises OptionError for

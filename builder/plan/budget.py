@@ -1,6 +1,7 @@
 """Defaults from a GPU's memory: the number of sequences, the context, KV pages, snapshots.
 
-    SHARE of the memory = weights + WORKSPACE + rows of images + states of all sequences + KV pages + snapshots
+    SHARE of the memory = weights + WORKSPACE + rows of images + states of all sequences + KV pages
+                          + snapshots
 
 Knows numbers of the model and the target; knows no graph. Assumes that the weights take the
 checkpoint's bytes plus 5 %, which bounds padding. The recurrent states take at most half of what

@@ -45,8 +45,8 @@ def decide(
     asked = most_pixels or min(found.most_pixels, MOST_PIXELS if gpu else CPU_MOST_PIXELS)
     if not ROW_PIXELS <= asked <= found.most_pixels:
         raise OptionError(
-            f"--max-image-pixels {asked}: give {ROW_PIXELS} to {found.most_pixels}, the area of the "
-            "largest image that the model reads"
+            f"--max-image-pixels {asked}: give {ROW_PIXELS} to {found.most_pixels}, the area of "
+            "the largest image that the model reads"
         )
     rows = asked // ROW_PIXELS
     sizes = [n for n in (SIZES if gpu else CPU_SIZES) if n < rows * ROW_PATCHES]

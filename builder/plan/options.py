@@ -22,17 +22,10 @@ from spark_engine.builder.plan.buckets import (
     finer_rows,
 )
 from spark_engine.builder.plan.budget import Needs
-from spark_engine.builder.plan.images import decide as decide_images
 from spark_engine.builder.plan.drafts import DEFAULT, DraftRequest, HeadFacts, Vocab, decide
+from spark_engine.builder.plan.images import decide as decide_images
 from spark_engine.errors import OptionError
-from spark_engine.interface import (
-    DECODE,
-    PREFILL,
-    PREFILL_TILE,
-    Limits,
-    Precision,
-    image_state,
-)
+from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, Limits, Precision
 from spark_engine.kernel import Target
 from spark_engine.models.draft_options import DraftOptions
 from spark_engine.plugins.state.replay_ring import LEAST, MOST, ring_records
@@ -200,10 +193,8 @@ def resolve(options: Options, facts: ModelFacts) -> BuildPlan:
     images = decide_images(options.vision, options.max_image_pixels, facts.vision, gpu)
     needs = facts.needs(precision, Limits.page_size, ring, drafts.drafts, drafts.head)
     if images.info is not None:
-        state = image_state(
-            Limits(1, 1, 1, 1, image_rows=images.rows), facts.hidden, precision.activation
-        )
-        needs = replace(needs, weights=needs.weights + facts.vision_bytes, images=state.nbytes)
+        of_rows = (images.rows + 1) * facts.hidden * precision.activation.itemsize
+        needs = replace(needs, weights=needs.weights + facts.vision_bytes, images=of_rows)
     seqs = _seqs(options, budget.sequences(gpu, needs) if gpu else CPU_MAX_SEQS)
     most = budget.MAX_CONTEXT if gpu else CPU_MAX_CONTEXT
     context = _context(options.max_context, facts.max_context, most)

@@ -1,4 +1,4 @@
-"""A projection with a bias: y = gelu(x · wᵀ + bias) + residual, gelu and residual as a node has them.
+"""A projection with a bias: y = gelu(x · wᵀ + bias) + residual, where a node has these two.
 
 Sums in f32, casts once. `gelu`: "" for none, "tanh" for its approximation x / (1 + exp(−2u)) with
 u = √(2/π)·(x + 0.044715·x³), "erf" for x/2 · (1 + erf(x/√2)) (Hendrycks & Gimpel, 2016).
@@ -64,9 +64,8 @@ def _case(
         return x, w, bias, *more
 
     rtol = rtol_of(dtype)
-    label = " ".join(
-        map(str, ("x".join(map(str, size)), gelu or "linear", residual, weight, dtype))
-    )
+    words = (f"{m}x{n}x{k}", gelu, "residual" * residual, weight, dtype)
+    label = " ".join(str(word) for word in words if word)
     return Case(label, {"gelu": gelu}, make, rtol, rtol, bench=m == 65)
 
 

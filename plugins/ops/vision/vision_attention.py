@@ -1,8 +1,9 @@
 """Attention of an image's patches to one another, with axial rope; not causal.
 
-q, k, v of a patch lie side by side. q and k turn by row · f and column · f, for the frequencies f of
-a quarter of the head: [rows, columns] twice is the angle of each element, and an element's partner
-is half a head away. scores = q · k / √D over the first `live` patches; rows beyond are unspecified.
+q, k, v of a patch lie side by side. q and k turn by row · f and column · f, for the frequencies f
+of a quarter of the head: [rows, columns] twice is the angle of each element, and an element's
+partner is half a head away. scores = q · k / √D over the first `live` patches; rows beyond are
+unspecified.
 """
 
 import math
