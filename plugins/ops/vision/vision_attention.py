@@ -57,11 +57,12 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     q = f("Transpose", f("Reshape", q, [n // tile, tile, heads, dim]), perm=[0, 2, 1, 3])
     k, v = f("Transpose", k, perm=[1, 2, 0]), f("Transpose", v, perm=[1, 0, 2])
 
-    def scan(g: Text, queries: str) -> tuple[str, ...]:
+    def scan(g: Text, nothing: str, queries: str) -> tuple[str, ...]:
         shares = g("Softmax", g("Where", alive, g("MatMul", queries, k), NEVER), axis=-1)
-        return (g("MatMul", shares, v),)
+        return g("Identity", nothing), g("MatMul", shares, v)
 
-    y = f("Scan", q, body=f.graph(1, scan), num_scan_inputs=1)
+    # TensorRT takes no Scan without a state.
+    _, y = f.many(2, "Scan", 0.0, q, body=f.graph(2, scan), num_scan_inputs=1)
     y = f("Reshape", f("Transpose", y, perm=[0, 2, 1, 3]), [n, heads * dim])
     f.cast(y, node["qkv"].dtype, "y")
     return f.function("vision_attention", OP.inputs, OP.outputs)
