@@ -32,7 +32,7 @@ from spark_engine.models.checkpoint.tensor_list import Row, ValueKind, of_kind
 from spark_engine.models.config.json_values import Json, malformed_json
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.config.rope import rescaled
-from spark_engine.models.config.vision_info import FILES, vision_info
+from spark_engine.models.config.vision import PREPROCESSOR, PROCESSOR, vision_info
 from spark_engine.models.exporter_layout import exporter_layout
 from spark_engine.models.families.registry import family_of, read_config
 from spark_engine.models.synthetic import is_synthetic, open_synthetic
@@ -96,8 +96,9 @@ def _vision(
         more = f", and {len(faults) - 1} more faults" if len(faults) > 1 else ""
         return None, f"the checkpoint's vision tower is not read: {faults[0]}{more}"
     try:
-        own, both = (read_json(checkpoint.path / file, required=False) for file in FILES)
-        info = vision_info(checkpoint.config, own, both)
+        files = (checkpoint.path / file for file in (PREPROCESSOR, PROCESSOR))
+        info = vision_info(checkpoint.config, *(read_json(file, required=False) for file in files))
+        assert info is not None  # as there is a tower
         return replace(info, side=isqrt(tower.positions.shape[0])), ""
     except CheckpointError as error:
         return None, f"the checkpoint's images are not read: {error}"
