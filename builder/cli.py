@@ -23,7 +23,6 @@ from spark_engine.builder.plan.drafts import DTYPES, parse_drafts, parse_vocab
 from spark_engine.builder.plan.options import (
     CPU_MAX_CONTEXT,
     CPU_MAX_SEQS,
-    GDN_RING,
     KV_BUDGET,
     KV_DTYPES,
     STATE_DTYPES,
@@ -32,6 +31,7 @@ from spark_engine.builder.plan.options import (
     gpu_of,
     target_for,
 )
+from spark_engine.builder.plan.ring import GDN_RING
 from spark_engine.builder.plan.rope_scaling import parse_rope_scaling
 from spark_engine.builder.report import report_json, show_report
 from spark_engine.command import command

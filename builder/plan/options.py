@@ -24,11 +24,12 @@ from spark_engine.builder.plan.buckets import (
 from spark_engine.builder.plan.budget import Needs
 from spark_engine.builder.plan.drafts import DEFAULT, DraftRequest, HeadFacts, Vocab, decide
 from spark_engine.builder.plan.images import decide as decide_images
+from spark_engine.builder.plan.ring import ring_length
 from spark_engine.errors import OptionError
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, Limits, Precision
 from spark_engine.kernel import Target
 from spark_engine.models.draft_options import DraftOptions
-from spark_engine.plugins.state.replay_ring import LEAST, MOST, ring_records
+from spark_engine.plugins.state.replay_ring import ring_records
 from spark_engine.tensors import DType
 from spark_engine.vision import VisionInfo
 
@@ -45,7 +46,6 @@ KV_DTYPES = ("f32", "bf16", "fp8")
 STATE_DTYPES = ("f32", "bf16")
 CPU_MAX_CONTEXT = 4096
 CPU_MAX_SEQS = 32
-GDN_RING = 8  # records: on a GPU, and with drafts
 KV_BUDGET = 2 << 30  # bytes of KV by default on a CPU
 
 
@@ -189,7 +189,7 @@ def resolve(options: Options, facts: ModelFacts) -> BuildPlan:
         asked = 0  # its engines sample after the network
     requested = DraftRequest(asked, options.draft_dtype, options.draft_vocab)
     drafts = decide(requested, facts.head or facts.no_head, facts.vocab, gpu is not None)
-    ring = _ring(options.gdn_ring, facts, bool(gpu), drafts.drafts)
+    ring = ring_length(options.gdn_ring, facts.state_width, bool(gpu), drafts.drafts)
     images = decide_images(options.vision, options.max_image_pixels, facts.vision, gpu)
     needs = facts.needs(precision, Limits.page_size, ring, drafts.drafts, drafts.head)
     if images.info is not None:
@@ -335,23 +335,6 @@ def _finer(options: Options, limits: Limits, gpu: Target | None) -> tuple[Size, 
         *(Size(DECODE, r) for r in rows),
         *(Size(PREFILL, t // PREFILL_TILE) for t in tokens),
     )
-
-
-def _ring(requested: int | None, facts: ModelFacts, gpu: bool, drafts: int) -> int:
-    """Records of each ring, without those for drafts. Raises OptionError for a length that no op
-    supports."""
-    if requested is None:
-        return GDN_RING if (gpu or drafts) and facts.state_width else 0
-    if drafts and facts.state_width and not requested:
-        raise OptionError(
-            f"--gdn-ring 0: drafts need a ring of {LEAST} to {MOST}, in which the wrong ones are "
-            "overwritten; leave it out, or build with --drafts 0"
-        )
-    if requested and not LEAST <= requested <= MOST:
-        raise OptionError(
-            f"--gdn-ring {requested} is not possible; choose 0 or from {LEAST} to {MOST}"
-        )
-    return requested
 
 
 def _seqs(options: Options, default: int) -> int:

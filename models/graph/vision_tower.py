@@ -43,7 +43,7 @@ class Affine:
 
 
 @dataclass(frozen=True)
-class Block:
+class TowerBlock:
     """u = x + proj(attention(qkv(norm(x)))); u + fc2(gelu(fc1(norm(u))))."""
 
     norm1: Affine
@@ -72,7 +72,7 @@ class VisionTower:
     heads: int
     patch: Affine
     positions: Tensor
-    blocks: tuple[Block, ...]
+    blocks: tuple[TowerBlock, ...]
     norm: Affine
     fc1: Affine
     fc2: Affine

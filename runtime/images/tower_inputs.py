@@ -16,8 +16,8 @@ from spark_engine.vision import ROW_PATCHES, Image, VisionInfo
 def fill_inputs(buffers: Mapping[str, Array], image: Image, info: VisionInfo, first: int) -> None:
     """Writes `patches`, `taps`, `tap_weights`, `coords`, `live` and `first` of one launch.
 
-    `first`: the row of `image_rows` for the image's first row. The bucket has room for 4 patches a
-    row. Other elements, of padding, keep what they held.
+    `first`: the row of `image_rows` for the image's first row. The bucket holds 4 patches for
+    each row at least. Other elements, of padding, keep what they held.
     """
     live = image.tokens * ROW_PATCHES
     buffers["patches"][:live] = patches_of(image.pixels, image.rows, image.columns, info)
@@ -40,7 +40,7 @@ def _taps(
     coords: NDArray[np.int32], sizes: tuple[int, int], side: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """i32 and f32 [patches, 4]: rows of the table and their weights. Bilinear; the first and last
-    patch of an axis lie on the table's edges (in f32, as transformers computes it)."""
+    patch of an axis are on the table's edges (in f32, as transformers computes it)."""
     spread = np.maximum(np.array(sizes, np.float32) - 1, 1)
     at = coords.astype(np.float32) * np.float32(side - 1) / spread
     low = np.floor(at).astype(np.int32)

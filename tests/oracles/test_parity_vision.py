@@ -71,7 +71,7 @@ def image(rows: int, columns: int, seed: int = 0) -> Image:
 
 
 def rows_of(loaded: Loaded, info: VisionInfo, given: Image) -> Floats:
-    """`image_rows` after a launch whose other inputs and rows are poisoned."""
+    """`image_rows` after a launch; what it must not read or write was poisoned before."""
     bucket = next(n for n in loaded.buckets(VISION) if n >= given.tokens)
     executor = loaded.executors[VISION, bucket]
     buffers: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from spark_engine.models.checkpoint.layout import (
 )
 from spark_engine.models.checkpoint.tensor_list import Shape, Tensor, ValueKind
 from spark_engine.models.families.qwen3_5.config import Qwen3_5Config, VisionConfig
-from spark_engine.models.graph.vision_tower import Affine, Block, VisionTower
+from spark_engine.models.graph.vision_tower import Affine, TowerBlock, VisionTower
 from spark_engine.vision import COLOURS, MERGE, PATCH, ROW_PATCHES
 
 PREFIXES = {
@@ -61,8 +61,8 @@ def _unsupported(c: Qwen3_5Config, v: VisionConfig) -> str:
     return ""
 
 
-def _block(name: str, v: VisionConfig) -> Block:
-    return Block(
+def _block(name: str, v: VisionConfig) -> TowerBlock:
+    return TowerBlock(
         norm1=_norm(f"{name}.norm1", v.hidden),
         qkv=_affine(f"{name}.attn.qkv", (3 * v.hidden, v.hidden)),
         proj=_affine(f"{name}.attn.proj", (v.hidden, v.hidden)),

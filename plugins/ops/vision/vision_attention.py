@@ -1,6 +1,6 @@
 """Attention of an image's patches to one another, with axial rope; not causal.
 
-q, k, v of a patch lie side by side. q and k turn by row · f and column · f, for the frequencies f
+q, k, v of a patch are side by side. q and k turn by row · f and column · f, for the frequencies f
 of a quarter of the head: [rows, columns] twice is the angle of each element, and an element's
 partner is half a head away. scores = q · k / √D over the first `live` patches; rows beyond are
 unspecified.
@@ -17,7 +17,7 @@ from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.tensors import Array, DType, TensorSpec
 
-TILE = 64  # the most queries of all heads whose scores are in memory at once, in the body
+TILE = 64  # the most queries that have scores in memory at once, in the body
 NEVER = np.float32(-3e38)  # a score that is no share of any sum
 
 
