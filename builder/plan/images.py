@@ -42,7 +42,8 @@ def decide(
         if most_pixels is not None:
             raise OptionError("--max-image-pixels does nothing with --no-vision; give one of them")
         return ImagePlan()
-    asked = most_pixels or min(found.most_pixels, MOST_PIXELS if gpu else CPU_MOST_PIXELS)
+    default = min(found.most_pixels, MOST_PIXELS if gpu else CPU_MOST_PIXELS)
+    asked = default if most_pixels is None else most_pixels
     if not ROW_PIXELS <= asked <= found.most_pixels:
         raise OptionError(
             f"--max-image-pixels {asked}: give {ROW_PIXELS} to {found.most_pixels}, the area of "

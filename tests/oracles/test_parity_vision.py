@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
+from spark_engine.check.check import run_check
 from spark_engine.interface import image_state
 from spark_engine.models.open_model import open_model
+from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.images.tower_inputs import fill_inputs
 from spark_engine.tensors import DType
@@ -159,3 +161,13 @@ def test_an_image_of_equal_pixels_has_equal_rows_in_every_bucket(
     only = replace(loaded, executors={k: e for k, e in loaded.executors.items() if k[1] == 36})
     large = rows_of(only, info, given)[FIRST : FIRST + 12]
     assert np.abs(small - large).max() <= TOLERANCE * np.abs(small).max()
+
+
+@pytest.mark.parametrize("made", ["dense"], indirect=True)
+def test_spark_check_compares_the_texts_of_such_an_engine(made: tuple[str, Path, Loaded]) -> None:
+    _, folder, _ = made
+    report = run_check(folder / "engine", folder, ("op", "layer"), Progress(None))
+    assert [(level.name, level.passed) for level in report.levels] == [
+        ("op", True),
+        ("layer", True),
+    ]
