@@ -51,11 +51,10 @@ class OrtExecutor(SynchronousExecutor):
         session = open_session(payload, folder, threads, self._label)
         _trim_heap()
         inputs, outputs = (*header.inputs, *header.states), (*header.outputs, *updated)
-        # The tower's state is read by one node alone, the one that writes it; a trial run of the
-        # tower would take seconds.
-        trial = None if header.family == VISION else self._named(random_step(header))
+        arrays = trial_step(header)
+        trial = None if arrays is None else self._named(arrays)
         self._session: BoundSession | None = BoundSession(session, inputs, outputs, trial)
-        del trial
+        del arrays, trial
         self._bound = ByBuffers[Run]()
         self.in_place = self._session.in_place
         if not self.in_place:
@@ -167,6 +166,12 @@ def _trim_heap() -> None:
     allocator, and testing in-place updates leaves the states' size."""
     with contextlib.suppress(OSError, AttributeError):  # the C library is not glibc
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def trial_step(header: EngineHeader) -> dict[str, Array] | None:
+    """The buffers of the step that tests updates in place. None for the tower: its state is read by
+    one node alone, the one that writes it, and a trial run would take seconds."""
+    return None if header.family == VISION else random_step(header)
 
 
 def random_step(header: EngineHeader) -> dict[str, Array]:

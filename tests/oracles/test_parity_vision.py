@@ -5,6 +5,7 @@ bucket's padding, and rows of the state that belong to other images, hold NaN or
 """
 
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.check.check import run_check
+from spark_engine.check.engines.open_engines import open_engine
+from spark_engine.check.engines.ranks import RanksExecutor
 from spark_engine.interface import image_state
 from spark_engine.models.open_model import open_model
 from spark_engine.progress import Progress
@@ -37,9 +40,9 @@ DTYPES = {"dense": "bfloat16", "moe": "float32"}
 Floats = NDArray[np.float32]
 
 
-def write(folder: Path, kind: str) -> dict[str, Any]:
-    """A checkpoint of drawn tensors in `folder`; returns its vision_config."""
-    config = config_of(kind, False, {"dtype": DTYPES[kind]})
+def write(folder: Path, kind: str, **changes: int) -> None:
+    """A checkpoint of drawn tensors in `folder`; `changes`: to the text network."""
+    config = config_of(kind, False, {"dtype": DTYPES[kind], **changes})
     vision = KINDS[kind] | {"out_hidden_size": config["text_config"]["hidden_size"]}
     processor = {
         "size": {"shortest_edge": 1024, "longest_edge": 1 << 20},
@@ -48,7 +51,6 @@ def write(folder: Path, kind: str) -> dict[str, Any]:
     files = {"config": config | {"vision_config": vision}, "synthetic": {"seed": 7}}
     for name, row in (files | {"preprocessor_config": processor}).items():
         (folder / f"{name}.json").write_text(json.dumps(row))
-    return vision
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -83,9 +85,16 @@ def rows_of(loaded: Loaded, info: VisionInfo, given: Image) -> Floats:
     (state,) = executor.specs.states
     buffers[state.name] = np.full(state.dims, np.nan, np.float32)
     fill_inputs(buffers, given, info, FIRST)
-    executor.launch(buffers)()
-    found: Floats = buffers[state.name]
-    return found
+    if not isinstance(executor, RanksExecutor):
+        executor.launch(buffers)()
+        found: Floats = buffers[state.name]
+        return found
+    ranks = [own[state.name] for own in executor.of(buffers)]
+    for rows in ranks:
+        rows.fill(np.nan)
+    executor.run(buffers)
+    np.testing.assert_array_equal(*ranks)
+    return np.asarray(ranks[0], np.float32)
 
 
 def truth(folder: Path, info: VisionInfo, images: list[Image]) -> list[Floats]:
@@ -171,3 +180,18 @@ def test_spark_check_compares_the_texts_of_such_an_engine(made: tuple[str, Path,
         ("op", True),
         ("layer", True),
     ]
+
+
+def test_every_rank_has_all_rows(tmp_path: Path) -> None:
+    write(
+        tmp_path, "dense", num_key_value_heads=2, linear_num_key_heads=2, linear_num_value_heads=4
+    )
+    sizes = {"decode": (1,), "prefill": (64,), "max_context": 64, "max_seqs": 1}
+    options = Options(target="cpu", tp=2, max_image_pixels=8192, **sizes)  # type: ignore[arg-type]
+    build(tmp_path, tmp_path / "engine", options, lambda text: None)
+    with closing(open_engine(tmp_path / "engine")) as loaded:
+        assert loaded.folder is not None and (info := loaded.folder.manifest.vision) is not None
+        given = image(2, 3)
+        (want,) = truth(tmp_path, info, [given])
+        got = rows_of(loaded, info, given)[FIRST : FIRST + 6]
+    assert np.abs(got - want).max() <= TOLERANCE * np.abs(want).max()
