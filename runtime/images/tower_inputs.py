@@ -49,4 +49,4 @@ def _taps(
     shares = [np.stack([1 - part[:, i], part[:, i]], 1) for i in (0, 1)]
     taps = rows[:, :, None] * np.int32(side) + columns[:, None, :]
     weights = shares[0][:, :, None] * shares[1][:, None, :]
-    return taps.reshape(-1, 4), weights.reshape(-1, 4)
+    return taps.reshape(-1, 4), np.asarray(weights.reshape(-1, 4), np.float32)
