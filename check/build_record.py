@@ -29,6 +29,7 @@ from spark_engine.runtime.engine.load import HOST_TARGETS, Loaded, load
 from spark_engine.runtime.engine.request import capacity
 from spark_engine.runtime.executors.memory import BucketKey, EngineMemory
 from spark_engine.tensors import Array
+from spark_engine.vision import VISION
 
 SHORT, SAID = 21, 8  # tokens of a prompt before decode; tokens generated after each prompt
 FROM_STATE = SAMPLED = INERT = -1  # of docs/graph.md: a token id, a next id, a slot
@@ -42,7 +43,8 @@ Said = dict[int, list[int]]  # by slot
 def greedy(loaded: Loaded) -> Greedy:
     """The record of an idle open engine; overwrites its states."""
     speaker = _GreedyRun(loaded)
-    said = {name_of(key): speaker.say(*key) for key in sorted(loaded.executors)}
+    keys = sorted(key for key in loaded.executors if key[0] != VISION)
+    said = {name_of(key): speaker.say(*key) for key in keys}
     return Greedy(machine(loaded), {name: _md5(texts) for name, texts in said.items()})
 
 

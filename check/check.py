@@ -237,8 +237,10 @@ def _sessions(one: Loaded, other: Loaded, seed: int) -> list[CheckSession]:
     a, b = one.limits, other.limits
     if (a.vocab, a.page_size) != (b.vocab, b.page_size):
         raise OptionError(f"the engines differ in vocabulary or page size: {a} and {b}")
-    # States are shown with their rings folded in, and without what drafts and snapshots add.
-    if a != replace(b, gdn_ring=a.gdn_ring, drafts=a.drafts, snapshots=a.snapshots):
+    # States are shown with their rings folded in, and without what drafts and snapshots add; texts
+    # have no rows of images.
+    alike = {"gdn_ring": a.gdn_ring, "drafts": a.drafts, "snapshots": a.snapshots}
+    if a != replace(b, **alike, image_rows=a.image_rows):
         raise OptionError(
             f"the engines have other limits, so they cannot run the same tables: {a} and {b}; "
             "build both with the same --max-context, --max-seqs and --kv-tokens"

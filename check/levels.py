@@ -27,6 +27,7 @@ from spark_engine.check.verdicts.report import Finding, Level
 from spark_engine.check.verdicts.thresholds import NodeLimits, Thresholds
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded, load
+from spark_engine.vision import VISION
 from spark_engine.weights_file import map_weights
 
 NO_RECORD = "the build did not run this engine (spark-build --record does, where it can)"
@@ -172,7 +173,8 @@ def check_record(loaded: Loaded) -> Level | str:
     level = Level("record", f"its build's, on {kept.machine}", {})
     level.launches = len(kept.md5)
     if has_graph(loaded):  # with the threads and buckets of the build
-        least = len(kept.md5) < len(folder.manifest.buckets)
+        text = [b for b in folder.manifest.buckets if b.family != VISION]
+        least = len(kept.md5) < len(text)
         with closing(load(folder.path, threads=1, cache_bytes=0, least=least)) as alike:
             found = greedy(alike).md5
     else:

@@ -28,6 +28,7 @@ from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey
 from spark_engine.runtime.ranks.leader import LeadExecutor, LeadStates
 from spark_engine.runtime.ranks.segments import SegmentsExecutor
+from spark_engine.vision import VISION
 
 GRAPH = "ort"  # the executor with a graph in its payload, which references can compute
 
@@ -129,6 +130,7 @@ def build_twin(
         gdn_ring=limits.gdn_ring,
         activation=manifest.dtypes.activation.value,
         fuse=fuse,
+        vision=False,
         tp=ranks,
     )
     with _named_by_tmpdir(where):
@@ -198,7 +200,8 @@ def _reopened(
             return (bucket.family, bucket.rows), executor
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # a session takes a second to open
-            return dict(pool.map(one, folder.manifest.buckets))
+            text = (b for b in folder.manifest.buckets if b.family != VISION)
+            return dict(pool.map(one, text))
 
     if ranks == 1:
         return replace(loaded, executors=opened(open_alone))

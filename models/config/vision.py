@@ -12,7 +12,7 @@ from spark_engine.vision import VisionInfo
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 LEAST_PIXELS, MOST_PIXELS = 65_536, 16_777_216
 _ALLOWED = 1 << 26  # pixels
-# What is computed in one way only; absent means this too.
+# Keys with one value that is computed; absent means this too.
 _FIXED: dict[str, tuple[object, ...]] = {
     "resample": (3, "bicubic"),
     "rescale_factor": (1 / 255,),

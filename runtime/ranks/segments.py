@@ -22,7 +22,7 @@ from spark_engine.runtime.executors.ort import (
     BoundSession,
     Run,
     open_session,
-    random_step,
+    trial_step,
 )
 from spark_engine.segments import Collective, Segment, Segments
 from spark_engine.tensors import Array, TensorSpec
@@ -52,7 +52,8 @@ class SegmentsExecutor(SynchronousExecutor):
         known = (*header.inputs, *header.states, *header.outputs, *segments.values)
         specs = {spec.name: spec for spec in known}
         specs |= {out: replace(specs[state], name=out) for out, state in self._aliases.items()}
-        wild = self._named(random_step(header) | _wild(segments.values))
+        arrays = trial_step(header)
+        wild = None if arrays is None else self._named(arrays | _wild(segments.values))
 
         def opened(step: Segment) -> BoundSession:
             session = open_session(step.of_rank(comm.rank), folder, threads, self._label)

@@ -144,7 +144,8 @@ def test_the_network_ends_at_the_logits(
         types = {a.i for n in network.graph.node if n.op_type == "Cast" for a in n.attribute}
         assert {"QuantizeLinear", "DequantizeLinear"} <= ops
         assert not {TensorProto.FLOAT8E4M3FN, TensorProto.UINT8} & types
-        assert {n.op_type.rsplit("_", 1)[0] for n in behind.graph.node} == {*builder_half.HOST}
+        text = {*builder_half.HOST} - {"store_rows"}  # the tower's
+        assert {n.op_type.rsplit("_", 1)[0] for n in behind.graph.node} == text
 
 
 def test_what_it_cannot_do_is_said(
