@@ -30,6 +30,10 @@ def _counts(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
     return np.full(dims, launch.tile, np.int32)
 
 
+def _zeros(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
+    return np.zeros(dims, np.int32)
+
+
 def _nowhere(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
     return np.full(dims, -1, np.int32)
 
@@ -48,6 +52,9 @@ SLOTS = Operand("slots", Role.STEP, "i32[rows]", fill=_slots)
 STARTS = Operand("starts", Role.STEP, "i32[rows]", fill=_starts)
 COUNTS = Operand("counts", Role.STEP, "i32[rows]", fill=_counts)
 ROWS = (SLOTS, STARTS, COUNTS)
+# What is added to a position before it turns a query or key: in prefill three numbers a token, else
+# one a row.
+ROPE_OFFSETS = Operand("rope_offsets", Role.STEP, "i32[rows,turns]", fill=_zeros)
 # Of ops over recurrent states: the row of the state from which a prompt's first tile begins, and
 # the further row to which a tile writes it.
 _PREFILL = When("tile", (PREFILL_TILE,))
