@@ -62,6 +62,8 @@ SOURCES = Operand("sources", Role.STEP, "i32[rows]", _PREFILL, fill=_slots)
 SAVES = Operand("saves", Role.STEP, "i32[rows]", _PREFILL, fill=_nowhere)
 TOKEN_IDS = Operand("token_ids", Role.STEP, "i32[tokens]", fill=_tokens)
 LAST_TOKENS = Operand("last_tokens", Role.STATE, "i32[S+1]")
+# Of engines that read images: an id V + r means row r of it. Its last row is scratch.
+IMAGE_ROWS = Operand("image_rows", Role.STATE, "A[I+1,H]", optional=True)
 PAGE_TABLE = Operand("page_table", Role.TABLE, "i32[S+1,MP]", fill=_pages)
 
 
