@@ -4,6 +4,7 @@ Knows which stage gives which key; decides nothing.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from spark_engine import interface, manifest
 from spark_engine.builder.fingerprint import producer
@@ -11,12 +12,14 @@ from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.rewrite import Rewritten
 from spark_engine.builder.plan.options import BuildPlan
 from spark_engine.errors import GraphError
+from spark_engine.interface import DECODE
 from spark_engine.models.checkpoint.expected_tensors import MTP
 from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.draft_options import DraftOptions
 from spark_engine.models.weights.draft_weights import with_draft_dtype
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.tensors import TensorSpec
+from spark_engine.vision import VISION
 from spark_engine.weights_file import WeightLayout
 
 
@@ -46,8 +49,9 @@ def make_manifest(
     tactics: Sequence[manifest.Json],
 ) -> manifest.Manifest:
     """The manifest without `files`, which are known only after all of them are written."""
-    states = tuple(manifest.StateInfo(spec, unit) for spec, unit in graphs["decode"].states)
-    tables = interface.tables(plan.limits)
+    families = (graphs[name].states for name in (DECODE, VISION) if name in graphs)
+    states = tuple(manifest.StateInfo(spec, unit) for spec, unit in chain(*families))
+    tables, built = interface.tables(plan.limits), {MTP: plan.draft, VISION: plan.vision}
     assert model.checkpoint is not None
     return manifest.Manifest(
         name=name,
@@ -66,7 +70,7 @@ def make_manifest(
         fusions={family: done.counts for family, done in rewritten.items()},
         refusals=_refusals(rewritten),
         tactics=tuple(tactics),
-        ignored={part: n for part, n in model.ignored.items() if part != MTP or not plan.draft},
+        ignored={part: n for part, n in model.ignored.items() if not built.get(part)},
         generation=dict(model.checkpoint.generation),
         eos_token_ids=model.config.eos_token_ids,
         fingerprint=fingerprint,
@@ -75,6 +79,7 @@ def make_manifest(
         invariant=plan.invariant,
         ranks=plan.ranks,
         shares=model.shards.shares,
+        vision=plan.vision,
     )
 
 

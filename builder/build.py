@@ -31,6 +31,7 @@ from spark_engine.builder.graph.graph_checks import Subject, verify
 from spark_engine.builder.graph.lower import facts_of, lower, rounding_notes, scale_notes
 from spark_engine.builder.graph.packing import pack
 from spark_engine.builder.graph.rewrite import RewriteContext, Rewritten, rewrite
+from spark_engine.builder.graph.tower import refusal, tower_note
 from spark_engine.builder.plan.options import (
     BACKENDS,
     CAPABILITIES,
@@ -60,6 +61,7 @@ from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.progress import Advance, ignore
 from spark_engine.tensors import Array
+from spark_engine.vision import VISION
 from spark_engine.weights_file import WeightLayout, fill_weights, plan_weights
 
 CUBINS = ".cubins"  # next to the engine folders: compiled kernels by content
@@ -144,20 +146,26 @@ def build(
                 clock.start("record", "the build record")
                 manifest, unsaid = recorded(folder, manifest, least=record is None)
     notes = (*found, *plan.notes, *borrowed, *rounding_notes(graphs.values()), *backend.notes)
-    notes += (*draft_costs(manifest, (e.spec for e in layout.entries.values())), *unsaid)
+    specs = [entry.spec for entry in layout.entries.values()]
+    notes += (*draft_costs(manifest, specs), *tower_note(manifest, specs), *unsaid)
     seconds = clock.seconds()
     return BuildReport(manifest, True, seconds, clock.peak_rss(), notes, clock.peak_anonymous)
 
 
 def planned(checkpoint: Path, options: Options) -> tuple[Model, BuildPlan]:
-    """The model and its plan; without a draft head that is damaged and not asked for."""
+    """The model and its plan; without a draft head that is damaged and not asked for, and without a
+    vision tower that the target does not run."""
     opened = open_model(checkpoint, options.rope_scaling)
     model = with_ranks(opened, options.tp, TILE if options.gpu else 1, options.across_hosts)
     plan = resolve(options, facts_of(model))
     if plan.draft and options.drafts is None and (fault := head_fault(model)):
         model = replace(model, draft_note=fault)
         plan = resolve(options, facts_of(model))
-    return model, plan
+    why = model.vision_note if options.vision and model.ignored.get(VISION) else ""
+    if plan.vision and plan.gpu and (why := refusal(model, plan)):
+        plan = resolve(replace(options, vision=False, max_image_pixels=None), facts_of(model))
+    note = (f"built without images: {why}",) if why else ()
+    return model, replace(plan, notes=(*plan.notes, *note))
 
 
 def unchanged(destination: Path, target: str, print_: Fingerprint) -> Manifest | None:

@@ -17,7 +17,7 @@ from spark_engine.builder import checkpoint_list
 from spark_engine.builder.build import build, runs_here
 from spark_engine.builder.emit import check_destination
 from spark_engine.builder.fetch import fetch, name_of
-from spark_engine.builder.plan import budget
+from spark_engine.builder.plan import budget, images
 from spark_engine.builder.plan.buckets import DEFAULT_PREFILL, parse_rounds, parse_sizes
 from spark_engine.builder.plan.drafts import DTYPES, parse_drafts, parse_vocab
 from spark_engine.builder.plan.options import (
@@ -182,6 +182,18 @@ class _Build(click.Command):
     is_flag=True,
     help="Give a sequence the same bits whatever batch it runs in, and whatever of it was cached "
     "(not with TensorRT).",
+)
+@click.option(
+    "--vision/--no-vision",
+    default=True,
+    help="With the vision tower, if the checkpoint has one and the target has its kernels.",
+)
+@click.option(
+    "--max-image-pixels",
+    type=int,
+    metavar="N",
+    help="Area of the largest image; larger ones are resized. By default "
+    f"{images.MOST_PIXELS} on a GPU, {images.CPU_MOST_PIXELS} on a CPU.",
 )
 @click.option(
     "--tp",

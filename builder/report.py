@@ -123,6 +123,7 @@ def _summary(m: Manifest) -> Table:
         ("KV pages", f"{limits.pages} of {limits.page_size} tokens"),
         ("snapshots", _snapshots(m)),
         ("drafts", f"up to {limits.drafts} a round" if limits.drafts else "none"),
+        *([("images", _images(m))] if m.vision else []),
         *([("ranks", _ranks(m))] if m.ranks > 1 else []),
         ("left out", ignored or "nothing"),
     ]
@@ -134,6 +135,11 @@ def _ranks(m: Manifest) -> str:
     own = ", ".join(f"{mine} of {all_} {what}" for what, (mine, all_) in m.shares.items())
     how = "; NCCL connects them (extra nccl)" if m.across_hosts else ""
     return f"{m.ranks}, each with {own}{how}"
+
+
+def _images(m: Manifest) -> str:
+    assert m.vision is not None
+    return f"of up to {m.vision.most_pixels} pixels; {m.limits.image_rows} rows of them"
 
 
 def _snapshots(m: Manifest) -> str:

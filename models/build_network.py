@@ -22,6 +22,7 @@ from spark_engine.models.weights.draft_weights import with_draft_dtype
 from spark_engine.models.weights.recipes import Weight
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.tensors import TensorSpec
+from spark_engine.vision import IMAGE_ROWS, VISION
 
 ROUND_STATES = ("positions", "drafts")  # prefill neither reads nor updates them
 
@@ -34,7 +35,7 @@ class Network:
         graph: opset 23 and domain `spark`; inputs are steps, tables, states and weights.
         weights: the recipe of each weight input, by name.
         states: (spec, unit) of each state that it reads or updates; axis 0 counts units ("slot",
-            "page" or "sequence") and scratch. A state without output `.out` is only read.
+            "page", "sequence" or "image") and scratch. A state without output `.out` is only read.
     """
 
     graph: gs.Graph
@@ -60,10 +61,10 @@ def build_network(
         raise OptionError(
             f"the limits say a vocabulary of {limits.vocab}, the checkpoint {model.config.vocab}"
         )
-    if family not in interface.families(limits.drafts):
-        raise OptionError(
-            f"family is {family!r}; expected one of {', '.join(interface.families(limits.drafts))}"
-        )
+    if family not in (known := interface.families(limits.drafts, limits.image_rows)):
+        raise OptionError(f"family is {family!r}; expected one of {', '.join(known)}")
+    if family == VISION:
+        return _tower(model, limits, precision)
     if limits.drafts:
         _check_drafts(model, limits, draft)
     model = with_draft_dtype(model, draft.dtype)
@@ -78,6 +79,19 @@ def build_network(
     for spec, _ in w.states:
         if w.has(state_out(spec.name)):
             w.output(w[state_out(spec.name)])
+    return Network(w.graph, w.weights, tuple(w.states))
+
+
+def _tower(model: Model, limits: Limits, precision: Precision) -> Network:
+    """The vision tower's graph: it has no tables, and no outputs but its state."""
+    tower = family_of(model.config).tower(model.config)
+    if isinstance(tower, str) or model.vision is None:
+        raise OptionError(f"{limits.image_rows} rows of images are asked for: {model.vision_note}")
+    w = Writer(model, VISION, limits, precision)
+    for spec in interface.steps(VISION):
+        w.input(spec)
+    tower.write(w, model.vision)
+    w.output(w[state_out(IMAGE_ROWS)])
     return Network(w.graph, w.weights, tuple(w.states))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from spark_engine.models.checkpoint.expected_tensors import (
     MTP,
     TEXT,
+    VISION,
     Expected,
     expected_tensors,
     usual,
@@ -26,7 +27,7 @@ class ExporterLayout:
     """The tensors of a configuration as exporters write them.
 
     Attributes:
-        rows: the tensors of the text network and the unused ones.
+        rows: the tensors of the text network and of the vision tower.
         expected: all tensors, those of the draft head included.
         draft_note: why there is no draft head, or "".
     """
@@ -40,7 +41,7 @@ class ExporterLayout:
     @property
     def stored(self) -> list[Expected]:
         """The tensors that an exporter writes and a graph may read."""
-        return usual(self.expected, TEXT, MTP)
+        return usual(self.expected, TEXT, MTP, VISION)
 
 
 def exporter_layout(

@@ -7,6 +7,7 @@ Knows the order of the steps, and no graph.
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
+from math import isqrt
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,8 +17,11 @@ from spark_engine.models.checkpoint.draft_tensors import draft_tensors
 from spark_engine.models.checkpoint.expected_tensors import (
     ASIDE,
     MTP,
+    VISION,
+    Expected,
     check_tensors,
     expected_tensors,
+    misfits,
     usual,
 )
 from spark_engine.models.checkpoint.files import CONFIGS, Checkpoint, open_checkpoint, read_json
@@ -28,12 +32,14 @@ from spark_engine.models.checkpoint.tensor_list import Row, ValueKind, of_kind
 from spark_engine.models.config.json_values import Json, malformed_json
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.config.rope import rescaled
+from spark_engine.models.config.vision import PREPROCESSOR, PROCESSOR, vision_info
 from spark_engine.models.exporter_layout import exporter_layout
 from spark_engine.models.families.registry import family_of, read_config
 from spark_engine.models.synthetic import is_synthetic, open_synthetic
 from spark_engine.models.weights.shards import Shards, local_config
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.tensors import DType, TensorSpec
+from spark_engine.vision import VisionInfo
 
 _ROWS = 4096  # rows of a matrix compared at a time
 
@@ -68,7 +74,34 @@ def open_model(path: Path | str, rope_scaling: Json | None = None) -> Model:
         expected = {**expected, **head}
     found = {n: TensorSpec(n, t.dtype, t.shape) for n, t in checkpoint.tensors.items()}
     tensors = MappingProxyType(found)
-    return Model(config, table, layout, rows, expected, tensors, ignored, note, checkpoint)
+    vision, unseen = _vision(config, expected, checkpoint)
+    return Model(
+        config, table, layout, rows, expected, tensors, ignored, note, checkpoint,
+        vision_note=unseen, vision=vision,
+    )  # fmt: skip
+
+
+def _vision(
+    config: ModelConfig, expected: Mapping[str, Expected], checkpoint: Checkpoint
+) -> tuple[VisionInfo | None, str]:
+    """How the checkpoint's images are read, and ""; or None, and why there is no tower."""
+    tower = family_of(config).tower(config)
+    if isinstance(tower, str):
+        return None, tower
+    names = [e.name for e in usual(expected, VISION)]
+    if not any(name in checkpoint.tensors for name in names):
+        return None, "the checkpoint's files hold no tensor of the vision tower"
+    missing = [f"{name} is missing" for name in names if name not in checkpoint.tensors]
+    if faults := [*misfits(expected, checkpoint.tensors, VISION), *missing]:
+        more = f", and {len(faults) - 1} more faults" if len(faults) > 1 else ""
+        return None, f"the checkpoint's vision tower is not read: {faults[0]}{more}"
+    try:
+        files = (checkpoint.path / file for file in (PREPROCESSOR, PROCESSOR))
+        info = vision_info(checkpoint.config, *(read_json(file, required=False) for file in files))
+        assert info is not None  # as there is a tower
+        return replace(info, side=isqrt(tower.positions.shape[0])), ""
+    except CheckpointError as error:
+        return None, f"the checkpoint's images are not read: {error}"
 
 
 def with_ranks(model: Model, ranks: int, tile: int, across: bool = False) -> Model:

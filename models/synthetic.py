@@ -5,7 +5,7 @@ checkpoint of the published shapes, names and types with plausible random values
 projections of gain one, long and short memories, block scales as exporters write them. A tensor
 depends on seed, name and kind alone, and takes no additional memory. For measurements and tests;
 knows no name of a tensor and no graph. A draft head is drawn if config.json or the model
-type's files have one; parts that are not compiled (vision) are left out.
+type's files have one, a vision tower if config.json describes one.
 """
 
 import hashlib

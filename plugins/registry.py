@@ -39,6 +39,13 @@ from spark_engine.plugins.ops.rowwise import (
     silu_mul,
 )
 from spark_engine.plugins.ops.sampling import mark_tokens, sample, sample_join, sample_part
+from spark_engine.plugins.ops.vision import (
+    layer_norm,
+    linear_bias,
+    store_rows,
+    vision_attention,
+    vision_patches,
+)
 
 OPS: tuple[Op, ...] = (
     embed.OP,
@@ -79,6 +86,11 @@ OPS: tuple[Op, ...] = (
     all_reduce.OP,
     gather_logits.OP,
     reduce_norm_quant.OP,
+    vision_patches.OP,
+    layer_norm.OP,
+    linear_bias.OP,
+    vision_attention.OP,
+    store_rows.OP,
 )
 
 # Standard ONNX operators by op_type: the only ones that a graph may have in addition to our ops.

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 
 from spark_engine.tensors import DType, TensorSpec
 from spark_engine.typed import typed
+from spark_engine.vision import IMAGE_ROWS, PATCH_VALUES, ROW_PATCHES, TAPS, VISION
 
 DECODE, PREFILL = "decode", "prefill"
 VERIFY = "verify_k"  # and the number of drafts: verify_k3 has up to four tokens a row
@@ -37,6 +38,7 @@ _MOST = {
     "gdn_ring": 1 << 16,
     "drafts": 1 << 8,
     "snapshots": 1 << 24,
+    "image_rows": 1 << 20,
 }
 _NEEDED = ("max_seqs", "max_context", "pages", "vocab", "page_size")
 
@@ -49,6 +51,8 @@ class Limits:
     `drafts`: most draft tokens of a round, up to MOST_DRAFTS; 0, the engine has no draft head.
     `snapshots`: rows of the states by sequence beyond a slot's, for the prefix cache; a device's
     runtime adds as many as its memory holds.
+    `image_rows`: rows that the tower's results take, those of the largest image at least; 0, the
+    engine reads no images.
     """
 
     max_seqs: int
@@ -61,6 +65,7 @@ class Limits:
     gdn_ring: int = 0
     drafts: int = 0
     snapshots: int = 0
+    image_rows: int = 0
 
     @property
     def pages_per_seq(self) -> int:
@@ -83,8 +88,8 @@ class Limits:
     def from_json(cls, row: dict[str, int]) -> Limits:
         """The inverse of `to_json`. Raises KeyError when a limit is missing, TypeError or
         ValueError when it is no count or out of range; what an engine does not speak of, ring,
-        drafts or snapshots, it has not."""
-        known = {"gdn_ring": 0, "drafts": 0, "snapshots": 0, **row}
+        drafts, snapshots or images, it has not."""
+        known = {"gdn_ring": 0, "drafts": 0, "snapshots": 0, "image_rows": 0, **row}
         found = {k: typed(int, known[k], k) for k in cls.__dataclass_fields__}
         for name, value in found.items():
             least = int(name in _NEEDED)
@@ -117,13 +122,17 @@ def drafts_of(family: str) -> int:
 
 
 def tile_of(family: str) -> int:
-    """Tokens of a full row: 1 of decode, 64 of prefill, k + 1 of `verify_k{k}`."""
-    return PREFILL_TILE if family == PREFILL else 1 + drafts_of(family)
+    """Tokens of a full row: 1 of decode, 64 of prefill, k + 1 of `verify_k{k}`; of the tower the
+    patches of a row, 4."""
+    tiles = {PREFILL: PREFILL_TILE, VISION: ROW_PATCHES}
+    return tiles.get(family, 1 + drafts_of(family))
 
 
-def families(drafts: int) -> tuple[str, ...]:
-    """Every family of an engine with up to `drafts` drafts a round."""
-    return (DECODE, PREFILL, *(verify_family(k) for k in range(1, drafts + 1)))
+def families(drafts: int, images: int = 0) -> tuple[str, ...]:
+    """Every family of an engine with up to `drafts` drafts a round, and if it has `images` rows of
+    them, the tower's."""
+    tower = (VISION,) if images else ()
+    return (DECODE, PREFILL, *(verify_family(k) for k in range(1, drafts + 1)), *tower)
 
 
 def steps(family: str = DECODE, drafts: int = 0) -> tuple[TensorSpec, ...]:
@@ -133,8 +142,18 @@ def steps(family: str = DECODE, drafts: int = 0) -> tuple[TensorSpec, ...]:
     each token (time, height, width), else one of each row.
 
     Of prefill, `sources` and `saves` are rows of the states by sequence: what a sequence's first
-    tile begins from, and where the state behind a tile is written as well, or -1.
+    tile begins from, and where the state behind a tile is written as well, or -1. The tower's
+    `tokens` are patches of one image, `live` of them; its rows of `image_rows` begin at `first`.
     """
+    if family == VISION:
+        return (
+            TensorSpec("patches", DType.U8, ("tokens", PATCH_VALUES)),
+            TensorSpec("taps", DType.I32, ("tokens", TAPS)),
+            TensorSpec("tap_weights", DType.F32, ("tokens", TAPS)),
+            TensorSpec("coords", DType.I32, ("tokens", 2)),
+            TensorSpec("live", DType.I32, (1,)),
+            TensorSpec("first", DType.I32, (1,)),
+        )
     rows = ["slots", "starts", "counts"]
     if not drafts or family == PREFILL:
         rows.append("emit")
@@ -180,10 +199,17 @@ def common_states(limits: Limits) -> tuple[TensorSpec, ...]:
     return tuple(states)
 
 
+def image_state(limits: Limits, hidden: int, activation: DType) -> TensorSpec:
+    """The tower's results, rows of the residual stream, and a scratch row; unit "image"."""
+    return TensorSpec(IMAGE_ROWS, activation, (limits.image_rows + 1, hidden))
+
+
 def outputs(limits: Limits, family: str = DECODE, ranks: int = 1) -> tuple[TensorSpec, ...]:
     """What every engine of a family writes besides its states: of each row, or in a round of drafts
     of each token, and in `verify_k{k}` how many of a row's were accepted. The logits are those of
-    one rank's ids."""
+    one rank's ids. The tower writes nothing but its state."""
+    if family == VISION:
+        return ()
     round_ = limits.drafts and family != PREFILL
     top, unit = limits.top_logprobs, "tokens" if round_ else "rows"
     accepted = TensorSpec("accepted", DType.I32, ("rows",))

@@ -16,13 +16,15 @@ from spark_engine.errors import EngineError
 from spark_engine.interface import Limits, Precision
 from spark_engine.tensors import TensorSpec
 from spark_engine.typed import typed
+from spark_engine.vision import VisionInfo
 
-FORMAT = 7
+FORMAT = 8
 WEIGHTS = "weights.safetensors"
-SLOT, PAGE, SEQUENCE = "slot", "page", "sequence"
+SLOT, PAGE, SEQUENCE, IMAGE = "slot", "page", "sequence", "image"
 MOST_RANKS = 1 << 10
 MOST_ROWS = 1 << 12  # states, tables or buckets of an engine
-UNITS = (SLOT, PAGE, SEQUENCE)
+OF_SLOTS = (SLOT, SEQUENCE)  # units with a row for each slot
+UNITS = (*OF_SLOTS, PAGE, IMAGE)
 NATIVE = "native"  # `executor` of an engine that launches our CUDA kernels
 Json: TypeAlias = Any  # a value that json.dumps accepts
 
@@ -48,7 +50,8 @@ class StateInfo:
     """One state. Axis 0 counts `unit`s; its last row is scratch.
 
     A "slot" is a sequence that runs, a "page" holds keys and values of some tokens. A "sequence"
-    is the recurrent state of one: a row for each slot, then one for each snapshot.
+    is the recurrent state of one: a row for each slot, then one for each snapshot. An "image" is a
+    row of one.
     """
 
     spec: TensorSpec
@@ -87,7 +90,8 @@ def bytes_of(states: Iterable[StateInfo], *units: str) -> int:
 
 @dataclass(frozen=True)
 class Bucket:
-    """One `.engine` file: `rows` of up to `tile` tokens, and bytes of device memory.
+    """One `.engine` file: `rows` of up to `tile` tokens, of the tower of patches, and bytes of
+    device memory.
 
     Attributes:
         arena_bytes: scratch memory.
@@ -121,7 +125,7 @@ class Memory:
 
     Buckets run one after the other, so `arena` is the largest scratch memory of each kind, and
     `buffers` all buckets' separate buffers and the largest wide outputs. `states` are those of
-    slots, `snapshots` the rows beyond them.
+    slots and of images, `snapshots` the rows beyond them.
     """
 
     weights: int
@@ -244,6 +248,7 @@ class Manifest:
     shares: Mapping[str, tuple[int, int]] = field(
         default_factory=dict
     )  # of a rank, and of how many
+    vision: VisionInfo | None = None  # how images become rows of `image_rows`; None: it reads none
 
     @property
     def weights_files(self) -> tuple[str, ...]:

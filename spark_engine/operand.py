@@ -37,7 +37,13 @@ DTYPES: Mapping[str, tuple[DType, ...]] = {
     **{d.value: (d,) for d in DType},
 }
 NARROW = ("A", "W", "KV")  # f32 on the CPU, bf16 on a GPU
-UNITS = {"tokens": "token", "rows": "row", "S+1": "slot", "P+1": "page"}  # by a first dimension
+UNITS = {
+    "tokens": "token",
+    "rows": "row",
+    "S+1": "slot",
+    "P+1": "page",
+    "I+1": "image",
+}  # by a first dimension
 
 
 @cache
@@ -135,7 +141,8 @@ class Operand:
         name: its formal name in the body; of a step, table or state also the engine's.
         role: what writes it.
         spec: dtype and shape as docs/graph.md writes them, "A[tokens,K]"; dtypes that may be are
-            joined by "/". The first dimension tells the unit: tokens, rows, S+1 slots, P+1 pages.
+            joined by "/". The first dimension tells the unit: tokens, rows, S+1 slots, P+1 pages,
+            I+1 rows of images.
         when: nodes with such attributes have it; None: all.
         optional: nodes may lack it whatever their attributes; only a last operand.
         joins: nodes over one input merge into one by joining it along its first dimension, one

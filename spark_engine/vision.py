@@ -6,7 +6,12 @@ Knows the arithmetic of patches, rows and positions (transformers' `modeling_qwe
 
 from dataclasses import dataclass
 
-VISION = "vision"  # the family of the tower: its buckets count patches
+VISION = "vision"  # the family of the tower: its buckets count rows of `image_rows`
+IMAGE_ROWS = "image_rows"  # the state that the tower writes and prefill reads
+PATCH, MERGE, COLOURS = 16, 2, 3  # the sizes that are compiled: pixels, patches, channels
+ROW_PATCHES = MERGE * MERGE  # of a row of the stream
+PATCH_VALUES = COLOURS * PATCH * PATCH  # u8 values of a patch
+TAPS = 4  # rows of the position table that a patch blends
 DIGEST = 16  # bytes of an image's digest
 
 
@@ -20,6 +25,7 @@ class VisionInfo:
         least_pixels, most_pixels: area of an image after resizing.
         mean, std: of each colour, of values from 0 to 1.
         image_id, start_id, end_id: tokens: one a row of an image, before and after an image.
+        side: rows and columns of the square table of positions.
     """
 
     patch: int
@@ -31,6 +37,7 @@ class VisionInfo:
     image_id: int
     start_id: int
     end_id: int
+    side: int = 48
 
     @property
     def unit(self) -> int:

@@ -33,7 +33,7 @@ def header(graph: FamilyGraph, size: Size, executor: str, target: str) -> Engine
 
 
 def _input_order(names: set[str]) -> list[str]:
-    known = (s for f in interface.families(1) for d in (0, 1) for s in interface.steps(f, d))
+    known = (s for f in interface.families(1, 1) for d in (0, 1) for s in interface.steps(f, d))
     steps = list(dict.fromkeys(s.name for s in known))
     tables = [s.name for s in interface.tables(interface.Limits(1, 1, 1, 1))]
     return [name for name in (*steps, *tables) if name in names]

@@ -48,6 +48,7 @@ CAST, BLOCKS, EXPERTS = 1.5, 5.5, 1.5
 # embedded model has 4,600 in a step and 8,700 in a round of three drafts: most of its time), and
 # for each matrix the maximum of reading its f32 and of multiplying it with all rows.
 CALL, READ, MULTIPLY = 4e-6, 20e9, 100e9  # seconds, bytes a second, operations a second
+GATHERS = ("embed", "vision_patches")  # ops that read rows of their matrix
 ORIGIN = "spark"  # metadata of a node: which op it calls, with which attributes
 
 
@@ -221,7 +222,7 @@ def predicted_seconds(graph: FamilyGraph, size: Size, payload: bytes) -> float:
         rows = spec_of(node.outputs[0]).bind(size.dims).dims[:1]
         for tensor in node.inputs:
             weight = graph.weights.get(tensor.name)
-            if weight is not None and len(weight.spec.dims) > 1 and node.op != "embed":
+            if weight is not None and len(weight.spec.dims) > 1 and node.op not in GATHERS:
                 held = AS_F32.get(weight.spec.dtype, 0) * weight.spec.nbytes
                 total += max(held / READ, 2 * (held / 4) * (rows[0] if rows else 1) / MULTIPLY)
     return total

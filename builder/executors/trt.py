@@ -2,8 +2,9 @@
 
 Knows ONNX and TensorRT. TensorRT compiles the network: the bucket's plain-ONNX form, op bodies
 inlined, for every GPU architecture of `CAPABILITIES` at once and without a GPU. Nodes of `HOST`
-stay out of it, since its ScatterND takes no reduction: onnxruntime runs them afterwards, on the
-logits. Casts to and from FP8 become QuantizeLinear and DequantizeLinear of scale 1, the only ops of
+stay out of it, since its ScatterND takes no reduction, or since they write states that the host
+has: onnxruntime runs them afterwards, on the logits or the tower's rows. Casts to and from FP8
+become QuantizeLinear and DequantizeLinear of scale 1, the only ops of
 TensorRT that make or read FP8; the bodies clip first, so the codes are the same.
 
 An engine contains its weights, with 4-bit codes as i32. This executor is a second compiler of the
@@ -32,7 +33,7 @@ from spark_engine.errors import CapacityError, GraphError, OptionError
 from spark_engine.tensors import DType
 from spark_engine.weights_file import WeightEntry
 
-HOST = ("mark_tokens", "sample")
+HOST = ("mark_tokens", "sample", "store_rows")
 FP8 = TensorProto.FLOAT8E4M3FN
 ONE, ZERO = "fp8.one", "fp8.zero"  # scale and zero point of casts
 MODEL = "bucket.onnx"

@@ -27,7 +27,7 @@ from spark_engine.builder.graph.nodes import (
 from spark_engine.builder.graph.packing import Packing
 from spark_engine.errors import GraphError
 from spark_engine.interface import STATE_OUT, Limits
-from spark_engine.manifest import PAGE, SEQUENCE, SLOT
+from spark_engine.manifest import IMAGE, PAGE, SEQUENCE, SLOT
 from spark_engine.models.weights.recipes import Weight
 from spark_engine.op import DOMAIN, Op
 from spark_engine.plugins.registry import STANDARD
@@ -207,7 +207,9 @@ def _first(tensor: gs.Tensor, shared: Mapping[int, gs.Tensor]) -> gs.Tensor:
 
 def rows_of_states(s: Subject) -> Iterator[str]:
     """A state has a row for each unit that the limits count, and a scratch row."""
-    rows = {SLOT: s.limits.max_seqs + 1, PAGE: s.limits.pages + 1, SEQUENCE: s.limits.sequence_rows}
+    limits = s.limits
+    rows = {SLOT: limits.max_seqs + 1, PAGE: limits.pages + 1, SEQUENCE: limits.sequence_rows}
+    rows[IMAGE] = limits.image_rows + 1
     for name, (spec, unit) in s.states.items():
         if spec.shape[0] != rows[unit]:
             yield f"state {name} has {spec.shape[0]} rows, by {unit} it has {rows[unit]}"

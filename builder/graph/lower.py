@@ -9,6 +9,7 @@ from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.plan.drafts import HeadFacts
 from spark_engine.builder.plan.options import BuildPlan, ModelFacts
 from spark_engine.models.build_network import build_network
+from spark_engine.models.checkpoint.expected_tensors import VISION
 from spark_engine.models.checkpoint.files import StoredTensor
 from spark_engine.models.checkpoint.layout import HEAD
 from spark_engine.models.checkpoint.quant_schemes import Scheme
@@ -60,14 +61,17 @@ def facts_of(model: Model) -> ModelFacts:
     channels = linear * config.conv_channels
     kv_width = 2 * config.kv_heads * config.head_dim
     assert model.checkpoint is not None
+    of_tower = {e.name for e in model.expected.values() if e.part == VISION}
+    tensors = model.checkpoint.tensors
+    rest = [name for name in tensors if name not in of_tower]
     return ModelFacts(
         max_context=config.max_position,
         vocab=config.vocab,
         kv_token_width=config.layers.count(FULL) * kv_width,
         kv_dtype=DType.F8E4M3 if model.table.kv_fp8 else None,
         state_dtype=config.state_dtype,
-        weight_bytes=_bytes_of(model, model.checkpoint.tensors),
-        wide_bytes=_bytes_of(model, [n for n, t in model.checkpoint.tensors.items() if _wide(t)]),
+        weight_bytes=_bytes_of(model, rest),
+        wide_bytes=_bytes_of(model, [n for n in rest if _wide(tensors[n])]),
         state_width=linear * values * config.key_dim,
         conv_width=(config.conv_kernel - 1) * channels,
         record_width=linear * ring_width(**config.delta_heads) if linear else 0,
@@ -76,6 +80,9 @@ def facts_of(model: Model) -> ModelFacts:
         if model.has_drafts
         else None,
         no_head=model.draft_note,
+        vision=model.vision_note or model.vision or "",
+        vision_bytes=_bytes_of(model, of_tower & tensors.keys()),
+        hidden=config.hidden,
     )
 
 

@@ -16,6 +16,7 @@ from spark_engine.interface import (
     tile_of,
     verify_family,
 )
+from spark_engine.vision import ROW_PATCHES, VISION
 
 DEFAULT_PREFILL = (64, 256)
 FINER_PREFILL = (192, 384, 768, 1536, 3072)  # tokens; added if their cost pays
@@ -30,7 +31,7 @@ CPU_VERIFY_ROWS = 4
 
 @dataclass(frozen=True)
 class Size:
-    """One bucket: `rows` rows of up to `tile` tokens."""
+    """One bucket: `rows` rows of up to `tile` tokens, of the tower of patches."""
 
     family: str
     rows: int
@@ -45,10 +46,10 @@ class Size:
 
     @property
     def file(self) -> str:
-        """The engine file's name: `decode_b{rows}.engine`, `verify_b{rows}_k{drafts}.engine` or
-        `prefill_t{tokens}.engine`."""
-        if self.family == PREFILL:
-            return f"prefill_t{self.dims['tokens']}.engine"
+        """The engine file's name: `decode_b{rows}.engine`, `verify_b{rows}_k{drafts}.engine`,
+        `prefill_t{tokens}.engine` or `vision_p{patches}.engine`."""
+        if letter := {PREFILL: "t", VISION: "p"}.get(self.family):
+            return f"{self.family}_{letter}{self.dims['tokens']}.engine"
         drafts = drafts_of(self.family)
         return f"verify_b{self.rows}_k{drafts}.engine" if drafts else f"decode_b{self.rows}.engine"
 
@@ -60,16 +61,21 @@ class Buckets:
     decode: tuple[Size, ...]
     prefill: tuple[Size, ...]
     verify: tuple[Size, ...] = ()
+    vision: tuple[Size, ...] = ()
+
+    @property
+    def all(self) -> tuple[Size, ...]:
+        return (*self.decode, *self.prefill, *self.verify, *self.vision)
 
     def of(self, family: str) -> tuple[Size, ...]:
-        return tuple(s for s in (*self.decode, *self.prefill, *self.verify) if s.family == family)
+        return tuple(s for s in self.all if s.family == family)
 
     def families(self, drafts: int) -> tuple[str, ...]:
         """The families with a bucket, of an engine with up to `drafts` drafts."""
-        return tuple(family for family in families(drafts) if self.of(family))
+        return tuple(family for family in families(drafts, len(self.vision)) if self.of(family))
 
     def __len__(self) -> int:
-        return len(self.decode) + len(self.prefill) + len(self.verify)
+        return len(self.all)
 
 
 Rounds = tuple[tuple[int, int], ...]  # rows and drafts of each bucket that verifies
@@ -80,8 +86,10 @@ def bucket_sizes(
     prefill: tuple[int, ...] | None,
     limits: Limits,
     verify: Rounds | None = None,
+    vision: tuple[int, ...] = (),
 ) -> Buckets:
-    """The requested buckets, or powers of two up to max_seqs and 64 and 256 tokens.
+    """The requested buckets, or powers of two up to max_seqs and 64 and 256 tokens; `vision` are
+    the patches of the tower's.
 
     The largest decode bucket is always max_seqs, so that every live sequence fits in one step;
     with drafts there are verify buckets for each decode bucket (`rounds`). Raises OptionError for
@@ -97,6 +105,7 @@ def bucket_sizes(
         tuple(Size(DECODE, r) for r in sorted(set(rows))),
         tuple(Size(PREFILL, t // PREFILL_TILE) for t in sorted(set(tokens))),
         tuple(Size(verify_family(k), r) for k, r in sorted({(k, r) for r, k in wanted})),
+        tuple(Size(VISION, patches // ROW_PATCHES) for patches in vision),
     )
 
 

@@ -1,6 +1,7 @@
 """Defaults from a GPU's memory: the number of sequences, the context, KV pages, snapshots.
 
-    SHARE of the memory = weights + WORKSPACE + states of all sequences + KV pages + snapshots
+    SHARE of the memory = weights + WORKSPACE + rows of images + states of all sequences + KV pages
+                          + snapshots
 
 Knows numbers of the model and the target; knows no graph. Assumes that the weights take the
 checkpoint's bytes plus 5 %, which bounds padding. The recurrent states take at most half of what
@@ -28,17 +29,19 @@ LARGE_PREFILL = (*PREFILL, 2048, 4096)  # if shared memory holds the experts of 
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes: of the checkpoint, of one sequence's states, of one KV page; and of one snapshot."""
+    """Bytes: of the checkpoint, of one sequence's states, of one KV page; of one snapshot, and of
+    the rows of images."""
 
     weights: int
     slot: int
     page: int
     snapshot: int = 0
+    images: int = 0
 
 
 def free_bytes(target: Target, needs: Needs) -> int:
     """Bytes that weights and workspace leave; zero or negative if they do not fit."""
-    return int(SHARE * target.card.memory - WEIGHTS * needs.weights) - WORKSPACE
+    return int(SHARE * target.card.memory - WEIGHTS * needs.weights) - WORKSPACE - needs.images
 
 
 def sequences(target: Target, needs: Needs) -> int:

@@ -23,12 +23,14 @@ from spark_engine.builder.plan.buckets import (
 )
 from spark_engine.builder.plan.budget import Needs
 from spark_engine.builder.plan.drafts import DEFAULT, DraftRequest, HeadFacts, Vocab, decide
+from spark_engine.builder.plan.images import decide as decide_images
 from spark_engine.errors import OptionError
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, Limits, Precision
 from spark_engine.kernel import Target
 from spark_engine.models.draft_options import DraftOptions
 from spark_engine.plugins.state.replay_ring import LEAST, MOST, ring_records
 from spark_engine.tensors import DType
+from spark_engine.vision import VisionInfo
 
 CPU = "cpu"
 OTHER_CARDS = (
@@ -77,6 +79,8 @@ class Options:
     debug: bool = False
     timing: bool | None = None  # tactics timed on the GPU; None: where the target is present
     invariant: bool = False  # a sequence's bits do not depend on the bucket it runs in
+    vision: bool = True  # with the vision tower, if the checkpoint has one
+    max_image_pixels: int | None = None  # area of the largest image after resizing
     tp: int = 1  # ranks that share every tensor, each on its own GPU
     across_hosts: bool = False  # the ranks are on several hosts, which NCCL connects
     gpu: Target | None = None  # the resolved target and card
@@ -108,6 +112,9 @@ class ModelFacts:
     conv_channels: int = 0
     head: HeadFacts | None = None
     no_head: str = "the checkpoint has no draft head"  # why, where it has none
+    vision: VisionInfo | str = ""  # how it reads images, or why it reads none
+    vision_bytes: int = 0  # of the tower, which are not among the others
+    hidden: int = 0
 
     def needs(
         self,
@@ -157,6 +164,7 @@ class BuildPlan:
     finer: tuple[Size, ...] = ()
     ranks: int = 1
     across: bool = False  # the ranks are on several hosts
+    vision: VisionInfo | None = None  # None: without the vision tower
 
 
 def resolve(options: Options, facts: ModelFacts) -> BuildPlan:
@@ -182,7 +190,11 @@ def resolve(options: Options, facts: ModelFacts) -> BuildPlan:
     requested = DraftRequest(asked, options.draft_dtype, options.draft_vocab)
     drafts = decide(requested, facts.head or facts.no_head, facts.vocab, gpu is not None)
     ring = _ring(options.gdn_ring, facts, bool(gpu), drafts.drafts)
+    images = decide_images(options.vision, options.max_image_pixels, facts.vision, gpu)
     needs = facts.needs(precision, Limits.page_size, ring, drafts.drafts, drafts.head)
+    if images.info is not None:
+        of_rows = (images.rows + 1) * facts.hidden * precision.activation.itemsize
+        needs = replace(needs, weights=needs.weights + facts.vision_bytes, images=of_rows)
     seqs = _seqs(options, budget.sequences(gpu, needs) if gpu else CPU_MAX_SEQS)
     most = budget.MAX_CONTEXT if gpu else CPU_MAX_CONTEXT
     context = _context(options.max_context, facts.max_context, most)
@@ -192,11 +204,12 @@ def resolve(options: Options, facts: ModelFacts) -> BuildPlan:
     pages, note = _pages(options.kv_tokens, limits, room, gpu is not None)
     snapshots = 0 if gpu else budget.cpu_snapshots(needs, seqs, cache)
     more = {"pages": pages, "gdn_ring": ring, "drafts": drafts.drafts, "snapshots": snapshots}
-    limits = replace(limits, **more)
+    limits = replace(limits, **more, image_rows=images.rows)
+    buckets = _buckets(options, limits, gpu, images.patches)
     return BuildPlan(
-        target, limits, precision, _buckets(options, limits, gpu), options.fuse, options.debug,
+        target, limits, precision, buckets, options.fuse, options.debug,
         (*drafts.notes, *note), options.timing, options.invariant, gpu, drafts.head,
-        _finer(options, limits, gpu), options.tp, options.across_hosts,
+        _finer(options, limits, gpu), options.tp, options.across_hosts, images.info,
     )  # fmt: skip
 
 
@@ -296,7 +309,9 @@ def _dtype(option: str, name: str, legal: tuple[str, ...]) -> DType:
     return DType.F8E4M3 if name == "fp8" else DType(name)
 
 
-def _buckets(options: Options, limits: Limits, gpu: Target | None) -> Buckets:
+def _buckets(
+    options: Options, limits: Limits, gpu: Target | None, vision: tuple[int, ...]
+) -> Buckets:
     prefill = budget.prefill(gpu) if gpu and options.prefill is None else options.prefill
     decode, verify = options.decode, options.verify
     if gpu and decode is None:
@@ -305,7 +320,7 @@ def _buckets(options: Options, limits: Limits, gpu: Target | None) -> Buckets:
         most = limits.max_seqs
         rows = decode_rows(most) if decode is None else (*decode, most)
         verify = cpu_rounds(rows, limits.drafts)
-    return bucket_sizes(decode, prefill, limits, verify)
+    return bucket_sizes(decode, prefill, limits, verify, vision)
 
 
 def _finer(options: Options, limits: Limits, gpu: Target | None) -> tuple[Size, ...]:

@@ -19,7 +19,7 @@ from spark_engine.manifest import StateInfo
 
 Buffers = Mapping[str, NDArray[Any]]
 Index = NDArray[np.int64]
-PAGE, SLOT = "page", "slot"  # units of states (`spark_engine/manifest.py`)
+PAGE, SLOT, IMAGE = "page", "slot", "image"  # units of states (`spark_engine/manifest.py`)
 ROWS = ("slots", "sources", "saves")  # inputs that name rows of states
 PAGES = "page_table"  # the table that names pages
 
@@ -60,7 +60,7 @@ class LiveRows:
         axes = {spec.name: by_slot for spec in tables(limits)}
         for info in states:
             last = info.spec.dims[0] - 1
-            by_unit = {PAGE: np.append(pages, last), SLOT: by_slot}
+            by_unit = {PAGE: np.append(pages, last), SLOT: by_slot, IMAGE: np.array([last])}
             axes[info.spec.name] = by_unit.get(info.unit, np.append(rows, last))
         given = len(buffers["slots"])
         live = np.flatnonzero(buffers["slots"] >= 0)

@@ -141,6 +141,8 @@ class SessionRunner(BaseRunner):  # type: ignore[misc]
         for info in self._engine.states:
             state = self._states[info.spec.name]
             scratch = len(state) - 1  # after the snapshots, if a state has any
+            if info.unit == "image":
+                continue  # no text has rows of images
             state[pages if info.unit == "page" else [*slots, scratch]] = _wild(state.dtype)
         store = self._engine.device_states
         for slot in slots.tolist() if store is not None else ():
@@ -156,7 +158,7 @@ class SessionRunner(BaseRunner):  # type: ignore[misc]
             state, name = self._states[info.spec.name], info.spec.name
             if info.unit == "page":
                 paged[name] = state[pages]
-            else:
+            elif info.unit != "image":
                 rows[name] = state[slot, ...]
         return Snapshot(rows, paged)
 

@@ -69,7 +69,7 @@ def defined_values(
     for info in states:
         name = info.spec.name
         part = name.split(".")[-1]
-        if part in _SHOWN_BY_OTHERS:
+        if part in _SHOWN_BY_OTHERS or info.unit == "image":
             continue
         if name.startswith(HEAD) and paired is not None:
             seen[PAIRED] = _paired(paired, buffers)

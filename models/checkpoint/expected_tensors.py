@@ -1,7 +1,7 @@
 """The tensors that a checkpoint must hold: its network's list, stored by their schemes.
 
 Knows which tensors hold a projection of each scheme in each dialect. Parts of a network other than
-text (for instance a vision tower) are counted and reported, but not compiled. Knows no name of a
+text (the vision tower) may be missing. Knows no name of a
 network and no file: `check_tensors` compares names, dtypes and shapes.
 """
 
@@ -28,7 +28,7 @@ from spark_engine.tensors import DType
 PLAIN = (DType.BF16, DType.F16, DType.F32)
 SCALE = (DType.F32, DType.BF16, DType.F16)
 SCALAR: tuple[Shape, ...] = ((), (1,))
-TEXT, MTP, OTHER = "text", "mtp", "other"
+TEXT, MTP, VISION, OTHER = "text", "mtp", "vision", "other"
 # Names of tensors that no text needs: of a reward model's head, of audio, and what is computed.
 ASIDE = ("score.", "v_head.", "audio_tower.", "model.audio_tower.", "model.audio_projector.")
 STACK_SCALE = "_scale_inv"  # of stacked experts in FP8 blocks, after the tensor's name
@@ -168,7 +168,7 @@ def _unquantised(
     quantised, unless in FP8 blocks as transformers saves them."""
     name, scheme = layout.file_name(row.name), table[row.module]
     if row.part != TEXT:
-        yield Expected(row.name, plain, (row.shape,), row, "usual", part=row.part)
+        yield Expected(name, plain, (row.shape,), row, "usual", part=row.part)
     elif row.kind is ValueKind.CACHE_SCALE:
         yield Expected(name, SCALE, SCALAR, row, _NEED[row.kind])
     elif row.kind is not ValueKind.STACKED_EXPERTS or scheme is Scheme.PLAIN:

@@ -17,6 +17,8 @@ HEAD = "lm_head"
 DRAFT = "mtp."  # prefix of the package's names of the draft head's tensors
 PREFIXES = ("model.language_model.", "model.")
 DRAFT_PREFIXES = ("", *PREFIXES, "language_model.")  # before DRAFT
+VISUAL = "visual."  # prefix of the package's names of the vision tower's tensors
+VISUAL_PREFIXES = ("model.", "")  # before VISUAL
 SPELLINGS = (*PREFIXES, "language_model.model.", "language_model.")
 
 
@@ -33,6 +35,7 @@ class Layout:
     draft_prefix: str = ""
     fused_draft_experts: bool = True
     slices: Mapping[str, Slice] = field(default_factory=dict)
+    visual_prefix: str = VISUAL_PREFIXES[0]
 
     def fused(self, experts: str) -> bool:
         """True if the experts of this group are stacked."""
@@ -46,6 +49,8 @@ class Layout:
             name = f"{self.slices[module].module}.{suffix}"
         if name.startswith(DRAFT):
             return self.draft_prefix + name
+        if name.startswith(VISUAL):
+            return self.visual_prefix + name
         return name if name.startswith(HEAD) else self.prefix + name
 
     @classmethod
@@ -69,12 +74,14 @@ class Layout:
         begins = (p for p in DRAFT_PREFIXES if any(name.startswith(p + DRAFT) for name in known))
         before = next(begins, None)
         stacked = before is None or _any_stacked(known, before, drafts)
+        bare = any(name.startswith(VISUAL) for name in known)
         (embedding,) = of_kind(rows, ValueKind.EMBEDDING)
         for prefix in PREFIXES:
             if prefix + embedding.name in known:
                 fused = _any_stacked(known, prefix, rows)
                 slices = _slices((*rows, *drafts))
-                return cls(prefix, fused, before or "", stacked, slices)
+                visual = VISUAL_PREFIXES[bare]
+                return cls(prefix, fused, before or "", stacked, slices, visual)
         raise CheckpointError(
             f"no {embedding.name} under {' or '.join(PREFIXES)}: the files hold no text model, "
             "or name its tensors otherwise; give a checkpoint as transformers saves it"

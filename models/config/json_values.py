@@ -33,7 +33,7 @@ class Reader:
     """Typed access to a JSON mapping; every failure names the file, the key and the value."""
 
     def __init__(self, row: Json, where: str) -> None:
-        self.row, self._where = row, where
+        self.row, self.where = row, where
 
     def count(
         self, key: str, default: int | None = None, least: int = 1, most: int = 1 << 24
@@ -64,4 +64,4 @@ class Reader:
         return value
 
     def _fail(self, key: str, value: object, remedy: str) -> None:
-        raise CheckpointError(f"{self._where}: {key} is {value!r}: {remedy}")
+        raise CheckpointError(f"{self.where}: {key} is {value!r}: {remedy}")

@@ -4,18 +4,20 @@ The tensors that a file must hold, the table of what is quantised, random checkp
 are derived from it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from spark_engine.models.checkpoint.tensor_list import Row, Tensor, tensors_of
+from spark_engine.models.checkpoint.tensor_list import Row, tensors_of
 from spark_engine.models.config.json_values import Json
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.graph.decoder import Decoder
 from spark_engine.models.graph.draft_head import DraftHead
+from spark_engine.models.graph.vision_tower import VisionTower
 
 C = TypeVar("C", bound=ModelConfig)
 NO_DRAFT_HEAD = "networks of this model type have no draft head"
+NO_TOWER = "networks of this model type read no images"
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class ModelFamily(Generic[C]):
         read_config: converts config.json and generation_config.json to a frozen dataclass.
         network: its blocks, each with its tensors' names and shapes.
         draft_head: the draft head's blocks, or the reason why there is none.
-        ignored: tensors of its files that are recognised and not compiled, each with its part.
-        ignored_prefixes: the prefixes of names of each such part.
+        tower: the vision tower's blocks, or the reason why there is none.
+        ignored_prefixes: the prefixes of names of each part that files may lack.
         stacks_experts: its exporters stack unquantised experts.
     """
 
@@ -40,13 +42,13 @@ class ModelFamily(Generic[C]):
     read_config: Callable[[Json, Json], C]
     network: Callable[[C], Decoder]
     draft_head: Callable[[C], DraftHead | str] = lambda config: NO_DRAFT_HEAD
-    ignored: Callable[[C], Iterable[Tensor]] = lambda config: ()
+    tower: Callable[[C], VisionTower | str] = lambda config: NO_TOWER
     ignored_prefixes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stacks_experts: bool = True
 
     def tensors(self, config: C) -> tuple[Row, ...]:
-        """Every tensor of a checkpoint, in the order of the network."""
-        return (*tensors_of(self.network(config)), *self.ignored(config))
+        """Every tensor of a checkpoint, in the order of the network, then those of the tower."""
+        return (*tensors_of(self.network(config)), *tensors_of(self.tower(config)))
 
     def draft_tensors(self, config: C) -> tuple[tuple[Row, ...], str]:
         """Every tensor of the draft head and ""; or none, and why."""

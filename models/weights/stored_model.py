@@ -21,6 +21,7 @@ from spark_engine.models.weights import recipes
 from spark_engine.models.weights.shards import Shards
 from spark_engine.plugins.formats.numpy_codecs import FP8_BLOCK
 from spark_engine.tensors import TensorSpec
+from spark_engine.vision import VisionInfo
 
 _COPIES = (ValueKind.STACKED_EXPERTS, ValueKind.TIED_HEAD, ValueKind.CACHE_SCALE)
 
@@ -33,9 +34,11 @@ class Model:
         rows: the text network's list of tensors.
         expected: the tensors that a file may hold for them, by the name in the file.
         tensors: dtype and shape of each tensor that this file holds, by the name in the file.
-        ignored: the number of tensors of each part that a graph without drafts leaves out (the
-            draft head is one).
+        ignored: the number of tensors of each part that a graph without images and drafts leaves
+            out: the vision tower, the draft head.
         draft_note: the reason why there is no draft head; "" if there is one.
+        vision_note: the reason why there is no vision tower; "" if there is one.
+        vision: how images are resized and what tokens they have; None without a tower.
         checkpoint: the open files; None if only the configs are present.
         shards: how ranks share the tensors; then `config` has the sizes of one rank, and all other
             fields those of the whole model.
@@ -51,6 +54,8 @@ class Model:
     draft_note: str
     checkpoint: Checkpoint | None
     shards: Shards = Shards()
+    vision_note: str = "only the configs are known"
+    vision: VisionInfo | None = None
 
     @property
     def has_drafts(self) -> bool:

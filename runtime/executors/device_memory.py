@@ -12,7 +12,14 @@ import numpy as np
 from spark_engine.device.buffers import unit_bytes
 from spark_engine.device.gpu import Event
 from spark_engine.device.resources import DeviceResources
-from spark_engine.manifest import PAGE, SEQUENCE, SLOT, StateInfo, bytes_of, snapshot_rows
+from spark_engine.manifest import (
+    OF_SLOTS,
+    PAGE,
+    SEQUENCE,
+    StateInfo,
+    bytes_of,
+    snapshot_rows,
+)
 from spark_engine.runtime.executors.memory import COUNTS, Changed, Pairs, Snapshot, counts_of
 from spark_engine.tensors import Array, Bytes, TensorSpec
 
@@ -36,7 +43,7 @@ class DeviceStates:
             i.spec.name: resources.zeros(i.spec.nbytes + more.get(i.unit, 0) * i.row_bytes)
             for i in self._infos
         }
-        self.slot_bytes = bytes_of(self._infos, SLOT, SEQUENCE)
+        self.slot_bytes = bytes_of(self._infos, *OF_SLOTS)
         self.page_bytes = bytes_of(self._infos, PAGE)
         self.snapshot_bytes = bytes_of(self._infos, SEQUENCE)
         self.snapshot_rows = snapshot_rows(self._infos) + snapshots if self.snapshot_bytes else 0
@@ -64,9 +71,9 @@ class DeviceStates:
         rows, paged = {}, {}
         for info in self._infos:
             dims, dtype = info.spec.dims[1:], info.spec.dtype.numpy
-            if info.unit != PAGE:
+            if info.unit in OF_SLOTS:
                 rows[info.spec.name] = np.empty(dims, dtype)
-            else:
+            elif info.unit == PAGE:
                 paged[info.spec.name] = np.empty((len(where), *dims), dtype)
         snapshot = Snapshot(rows, paged)
         for batch in _batches(self._parts(snapshot, slot, where)):
@@ -90,8 +97,10 @@ class DeviceStates:
         neighbouring pages are merged."""
         for info in self._infos:
             spec, size = info.spec, unit_bytes(info.spec)
-            if info.unit != PAGE:
+            if info.unit in OF_SLOTS:
                 host, runs = snapshot.rows[spec.name], [(slot, 0, 1)]
+            elif info.unit != PAGE:
+                continue
             else:
                 host, runs = snapshot.pages[spec.name], list(_runs(pages))
                 if len(host) != len(pages):

@@ -14,7 +14,14 @@ import numpy as np
 
 from spark_engine.errors import EngineError
 from spark_engine.interface import STATE_OUT
-from spark_engine.manifest import PAGE, SEQUENCE, SLOT, StateInfo, bytes_of, snapshot_rows
+from spark_engine.manifest import (
+    OF_SLOTS,
+    PAGE,
+    SEQUENCE,
+    StateInfo,
+    bytes_of,
+    snapshot_rows,
+)
 from spark_engine.runtime.executors.executor import Specs
 from spark_engine.tensors import Array, TensorSpec
 
@@ -88,10 +95,10 @@ class HostStates:
     def __init__(self, states: Iterable[StateInfo]) -> None:
         infos = tuple(states)
         self.arrays: Mapping[str, Array] = {info.spec.name: allocate(info.spec) for info in infos}
-        self._by_slot = tuple(i.spec.name for i in infos if i.unit != PAGE)
+        self._by_slot = tuple(i.spec.name for i in infos if i.unit in OF_SLOTS)
         self._by_page = tuple(i.spec.name for i in infos if i.unit == PAGE)
         self._by_sequence = tuple(i.spec.name for i in infos if i.unit == SEQUENCE)
-        self.slot_bytes = bytes_of(infos, SLOT, SEQUENCE)
+        self.slot_bytes = bytes_of(infos, *OF_SLOTS)
         self.page_bytes = bytes_of(infos, PAGE)
         self.snapshot_rows = snapshot_rows(infos)
         self.snapshot_bytes = bytes_of(infos, SEQUENCE)

@@ -24,6 +24,7 @@ from spark_engine.runtime.executors.by_buffers import ByBuffers
 from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, checked
 from spark_engine.runtime.executors.memory import allocate
 from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.vision import VISION
 
 FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 Arrays = Mapping[str, Array]
@@ -50,7 +51,9 @@ class OrtExecutor(SynchronousExecutor):
         session = open_session(payload, folder, threads, self._label)
         _trim_heap()
         inputs, outputs = (*header.inputs, *header.states), (*header.outputs, *updated)
-        trial = self._named(random_step(header))
+        # The tower's state is read by one node alone, the one that writes it; a trial run of the
+        # tower would take seconds.
+        trial = None if header.family == VISION else self._named(random_step(header))
         self._session: BoundSession | None = BoundSession(session, inputs, outputs, trial)
         del trial
         self._bound = ByBuffers[Run]()
@@ -82,6 +85,7 @@ class OrtExecutor(SynchronousExecutor):
 class BoundSession:
     """A session over named arrays. Inputs and outputs that share memory are updated in place,
     unless a run over the arrays of `trial`, which it overwrites, shows that this changes a result.
+    Without `trial` it is known that it changes none.
     """
 
     def __init__(
@@ -89,10 +93,10 @@ class BoundSession:
         session: ort.InferenceSession,
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
-        trial: Arrays,
+        trial: Arrays | None,
     ) -> None:
         self._session, self._inputs, self._outputs = session, inputs, outputs
-        self.in_place = self._proves_in_place(trial)
+        self.in_place = trial is None or self._proves_in_place(trial)
 
     def bind(self, arrays: Arrays) -> Run:
         """A function that runs it over these arrays."""

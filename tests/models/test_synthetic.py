@@ -151,7 +151,9 @@ def test_an_engine_of_drawn_weights_runs_long(tmp_path: Path, moe: bool) -> None
 def test_the_benchmarks_configs_are_the_published_ones(model: str) -> None:
     path = ROOT / "benchmarks" / "configs" / model
     drawn, published = open_model(path), describe(*CONFIGS[model])
-    assert drawn.tensors == published.tensors
+    # these configs have no vision_config
+    text = {n: t for n, t in published.tensors.items() if not n.startswith("model.visual.")}
+    assert len(published.tensors) - len(text) == 333 and drawn.tensors == text
     assert drawn.config == replace(published.config, vision=None)
     assert dict(drawn.table.modules) == dict(published.table.modules)
     assert drawn.table.kv_fp8 == published.table.kv_fp8 == (model != "qwen38-27b")

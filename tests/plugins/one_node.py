@@ -57,8 +57,9 @@ def constants(op: Op, attrs: Attrs) -> list[str]:
 
 
 def row_wise(op: Op) -> bool:
-    """Whether every token is on its own: nothing is of a sequence, a slot or a page."""
-    return all(o.unit in (None, "token") for o in op.operands)
+    """Whether every token is on its own: nothing is of a sequence, an image, a slot or a page."""
+    alone = all(o.unit in (None, "token") and o.name != "live" for o in op.operands)
+    return alone and op.results[0].dims[:1] != ("grouped",)
 
 
 def run_op(

@@ -70,6 +70,7 @@ FOLDERS = {
         "moe": {"linear", "norm", "rowwise"},
         "sampling": {"rowwise"},
         "drafts": {"norm"},
+        "vision": set(),
         "": set(),
     },
     "models": {

@@ -1,7 +1,7 @@
 """Model type qwen3_5: dense layers of gated delta nets and gated full attention."""
 
 from spark_engine.models.families.model_family import ModelFamily
-from spark_engine.models.families.qwen3_5 import config, network, unused_tensors
+from spark_engine.models.families.qwen3_5 import config, network, vision
 
 FAMILY: ModelFamily[config.Qwen3_5Config] = ModelFamily(
     name="qwen3_5",
@@ -10,6 +10,6 @@ FAMILY: ModelFamily[config.Qwen3_5Config] = ModelFamily(
     read_config=config.read,
     network=network.decoder,
     draft_head=network.draft_head,
-    ignored=unused_tensors.tensors,
-    ignored_prefixes=unused_tensors.PREFIXES,
+    tower=vision.tower,
+    ignored_prefixes=vision.PREFIXES,
 )

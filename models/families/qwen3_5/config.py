@@ -27,10 +27,11 @@ MOST_LAYERS = 1024
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """The sizes that fix the vision tower's tensors; the tower itself is not compiled."""
+    """The sizes of the vision tower, and its activation's name."""
 
     depth: int
     hidden: int
+    heads: int
     intermediate: int
     out_hidden: int
     channels: int
@@ -39,6 +40,7 @@ class VisionConfig:
     merge: int
     positions: int
     deepstack: int
+    act: str
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,7 @@ def _vision(row: Json | None) -> VisionConfig | None:
     return VisionConfig(
         depth=vision.count("depth", 27, most=MOST_LAYERS),
         hidden=vision.count("hidden_size", 1152),
+        heads=vision.count("num_heads", 16),
         intermediate=vision.count("intermediate_size", 4304),
         out_hidden=vision.count("out_hidden_size", 3584),
         channels=vision.count("in_channels", 3),
@@ -169,4 +172,5 @@ def _vision(row: Json | None) -> VisionConfig | None:
         merge=vision.count("spatial_merge_size", 2),
         positions=vision.count("num_position_embeddings", 2304),
         deepstack=len(row.get("deepstack_visual_indexes") or []),
+        act=str(row.get("hidden_act", "gelu_pytorch_tanh")),
     )

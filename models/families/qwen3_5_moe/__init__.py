@@ -1,7 +1,7 @@
 """Model type qwen3_5_moe: qwen3_5 with experts in place of every MLP."""
 
 from spark_engine.models.families.model_family import ModelFamily
-from spark_engine.models.families.qwen3_5 import unused_tensors
+from spark_engine.models.families.qwen3_5 import vision
 from spark_engine.models.families.qwen3_5.config import Qwen3_5Config
 from spark_engine.models.families.qwen3_5_moe import config, network
 
@@ -12,6 +12,6 @@ FAMILY: ModelFamily[Qwen3_5Config] = ModelFamily(
     read_config=config.read,
     network=network.decoder,
     draft_head=network.draft_head,
-    ignored=unused_tensors.tensors,
-    ignored_prefixes=unused_tensors.PREFIXES,
+    tower=vision.tower,
+    ignored_prefixes=vision.PREFIXES,
 )

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from spark_engine.models.config.json_values import Json
 from spark_engine.models.families.model_family import ModelFamily
-from spark_engine.models.families.qwen3_5 import unused_tensors
+from spark_engine.models.families.qwen3_5 import vision
 from spark_engine.models.families.qwen3_5.config import Qwen3_5Config
 from spark_engine.models.families.qwen3_5_moe import config
 from spark_engine.models.families.qwen3_next import network
@@ -24,7 +24,7 @@ FAMILY: ModelFamily[Qwen3_5Config] = ModelFamily(
     read_config=read,
     network=network.decoder,
     draft_head=network.draft_head,
-    ignored=unused_tensors.tensors,
-    ignored_prefixes=unused_tensors.PREFIXES,
+    tower=vision.tower,
+    ignored_prefixes=vision.PREFIXES,
     stacks_experts=False,
 )

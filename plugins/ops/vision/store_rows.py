@@ -1,0 +1,76 @@
+"""Writes the tower's rows into the state of images: image_rows[first + r] = x[r].
+
+Of the rows of `group` patches the first live / group are written; the others, of padding, may be
+written to the state's last row, which is scratch. A row beyond the state is not kept either.
+"""
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.operand import Operand, Result, Role
+from spark_engine.plugins.common import operands
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(x, live, first, image_rows) -> (image_rows_out,), row by row."""
+    x, live, first, image_rows = arrays
+    kept = image_rows.copy()
+    for row in range(int(live[0]) // int(attrs["group"])):
+        if 0 <= int(first[0]) + row < len(kept) - 1:
+            kept[int(first[0]) + row] = x[row]
+    return (kept,)
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """One ScatterND."""
+    f, node = Text(), OP.named(attrs, specs)
+    rows, scratch = np.arange(node.dim("rows"), dtype=np.int32), np.int32(node.dim("I"))
+    to = f("Add", "first", rows)
+    inside = f("And", f("Less", rows * np.int32(node.number("group")), "live"),
+               f("And", f("GreaterOrEqual", to, np.int32(0)), f("Less", to, scratch)))  # fmt: skip
+    at = f.long(f("Unsqueeze", f("Where", inside, to, scratch), [1]))
+    f("ScatterND", "image_rows", at, "x", out="image_rows_out")
+    return f.function("store_rows", OP.inputs, OP.outputs)
+
+
+def _inputs(rows: int, live: int, first: int, dtype: DType) -> Inputs:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        x = rng.standard_normal((rows, 24))
+        x[live // 4 :] = np.nan
+        state = rng.standard_normal((13, 24)).astype(dtype.numpy)
+        steps = (np.asarray([n], np.int32) for n in (live, first))
+        return x.astype(dtype.numpy), *steps, state
+
+    return make
+
+
+def _ignore(outputs: tuple[Array, ...]) -> None:
+    outputs[0][-1] = 0
+
+
+def _case(label: str, rows: int, live: int, first: int, dtype: DType = DType.F32) -> Case:
+    return Case(label, {"group": 4}, _inputs(rows, live, first, dtype), ignore=_ignore)
+
+
+OP = Op(
+    name="store_rows",
+    operands=(
+        operands.x("A[rows,H]"),
+        Operand("live", Role.STEP, "i32[1]"),
+        Operand("first", Role.STEP, "i32[1]"),
+        Operand("image_rows", Role.STATE, "A[I+1,H]"),
+    ),
+    results=(Result("image_rows_out", updates="image_rows"),),
+    attrs={"group": None},
+    reference=reference,
+    body=body,
+    cases=(
+        _case("all rows", 6, 24, 0),
+        _case("padding", 8, 20, 5),
+        _case("to the end", 8, 32, 4),
+        _case("beyond the end", 8, 32, 8),
+        _case("bf16", 5, 12, 2, DType.BF16),
+    ),
+)

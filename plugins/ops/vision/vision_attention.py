@@ -1,0 +1,122 @@
+"""Attention of an image's patches to one another, with axial rope; not causal.
+
+q, k, v of a patch lie side by side. q and k turn by row · f and column · f, for the frequencies f
+of a quarter of the head: [rows, columns] twice is the angle of each element, and an element's
+partner is half a head away. scores = q · k / √D over the first `live` patches; rows beyond are
+unspecified.
+"""
+
+import math
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Inputs, Op, rtol_of
+from spark_engine.operand import Operand, Result, Role
+from spark_engine.plugins.common import operands
+from spark_engine.plugins.common.fragments import widen
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.tensors import Array, DType, TensorSpec
+
+TILE = 64  # the most queries of all heads whose scores are in memory at once, in the body
+NEVER = np.float32(-3e38)  # a score that is no share of any sum
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(qkv, coords, inv_freq, live) -> (y,), head by head; y is 0 beyond the live patches."""
+    qkv, coords, inv_freq, live = arrays
+    heads, count = int(attrs["heads"]), int(live[0])
+    y = np.zeros((len(qkv), qkv.shape[1] // 3))
+    angle = coords[:count, :, None] * inv_freq.astype(np.float64)
+    angle = np.tile(angle.reshape(count, -1), 2)
+    cos, sin = np.cos(angle), np.sin(angle)
+    parts = qkv[:count].astype(np.float64).reshape(count, 3, heads, -1)
+    dim = parts.shape[-1]
+    for head in range(heads):
+        q, k, v = parts[:, :, head].swapaxes(0, 1)
+        q, k = (x * cos + np.hstack([-x[:, dim // 2 :], x[:, : dim // 2]]) * sin for x in (q, k))
+        scores = q @ k.T / math.sqrt(dim)
+        shares = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
+        y[:count, head * dim : (head + 1) * dim] = shares / shares.sum(-1, keepdims=True) @ v
+    return (y.astype(qkv.dtype),)
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """Turns q and k; a Scan over tiles of queries, so that the scores of a tile are in memory."""
+    f, node = Text(), OP.named(attrs, specs)
+    n, heads, dim = node.dim("tokens"), node.number("heads"), node.dim("D")
+    alive = f("Less", np.arange(n, dtype=np.int32), "live")
+    qkv = f("Where", f("Unsqueeze", alive, [1]), widen(f, "qkv"), 0.0)  # padding may be NaN
+    q, k, v = f.many(3, "Split", f("Reshape", qkv, [n, 3, heads, dim]), axis=1, num_outputs=3)
+    q, k, v = (f("Squeeze", part, [1]) for part in (q, k, v))
+    angle = f("Mul", f("Unsqueeze", f.cast("coords", DType.F32), [2]), "inv_freq")
+    angle = f("Reshape", angle, [n, 1, dim // 2])
+    cos, sin = f("Cos", angle), f("Sin", angle)
+    q, k = (_turned(f, part, cos, sin) for part in (q, k))
+    q = f("Mul", q, dim**-0.5)
+    tile = math.gcd(n, TILE)
+    q = f("Transpose", f("Reshape", q, [n // tile, tile, heads, dim]), perm=[0, 2, 1, 3])
+    k, v = f("Transpose", k, perm=[1, 2, 0]), f("Transpose", v, perm=[1, 0, 2])
+
+    def scan(g: Text, nothing: str, queries: str) -> tuple[str, ...]:
+        shares = g("Softmax", g("Where", alive, g("MatMul", queries, k), NEVER), axis=-1)
+        return g("Identity", nothing), g("MatMul", shares, v)
+
+    # TensorRT takes no Scan without a state.
+    _, y = f.many(2, "Scan", 0.0, q, body=f.graph(2, scan), num_scan_inputs=1)
+    y = f("Reshape", f("Transpose", y, perm=[0, 2, 1, 3]), [n, heads * dim])
+    f.cast(y, node["qkv"].dtype, "y")
+    return f.function("vision_attention", OP.inputs, OP.outputs)
+
+
+def _turned(f: Text, x: str, cos: str, sin: str) -> str:
+    """x [n, heads, D] turned by angles [n, 1, D/2]."""
+    a, b = f.many(2, "Split", x, axis=2, num_outputs=2)
+    first = f("Sub", f("Mul", a, cos), f("Mul", b, sin))
+    return f("Concat", first, f("Add", f("Mul", b, cos), f("Mul", a, sin)), axis=2)
+
+
+def _inputs(count: int, live: int, heads: int, dim: int, dtype: DType) -> Inputs:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        qkv = rng.standard_normal((count, 3 * heads * dim)) * 1.5
+        qkv[live:] = np.nan
+        coords = rng.integers(0, 100, (count, 2))
+        coords[live:] = 1 << 30
+        inv_freq = 10_000.0 ** (-np.arange(dim // 4) / (dim // 4))
+        return (
+            qkv.astype(dtype.numpy), coords.astype(np.int32), inv_freq.astype(np.float32),
+            np.asarray([live], np.int32),
+        )  # fmt: skip
+
+    return make
+
+
+def _case(count: int, live: int, heads: int = 2, dim: int = 72, dtype: DType = DType.F32) -> Case:
+    def ignore(outputs: tuple[Array, ...]) -> None:
+        outputs[0][live:] = 0
+
+    made = _inputs(count, live, heads, dim, dtype)
+    label, rtol = f"{live} of {count}, {heads}x{dim} {dtype}", rtol_of(dtype)
+    return Case(label, {"heads": heads}, made, rtol, 3 * rtol, ignore=ignore)
+
+
+OP = Op(
+    name="vision_attention",
+    operands=(
+        operands.x("A[tokens,3·heads·D]", "q; k; v, head by head", "qkv"),
+        Operand("coords", Role.STEP, "i32[tokens,2]"),
+        operands.weight("inv_freq", "f32[D/4]"),
+        Operand("live", Role.STEP, "i32[1]"),
+    ),
+    results=(Result("y", "A[tokens,heads·D]"),),
+    attrs={"heads": None},
+    reference=reference,
+    body=body,
+    cases=(
+        _case(12, 12),
+        _case(24, 16),
+        _case(8, 4, 3, 16),
+        _case(516, 300, 1, 32),  # tiles of 4
+        _case(512, 400, 1, 32),  # two tiles
+        _case(16, 12, dtype=DType.BF16),
+    ),
+)
