@@ -75,6 +75,7 @@ class Loaded:
         clock: of launches on a device; None where launches are synchronous.
         synchronous: launches run at once, wherever the states are.
         group: the other ranks, which end with this one.
+        vision: how images are read; None: they are not.
     """
 
     limits: Limits
@@ -92,6 +93,7 @@ class Loaded:
     clock: DeviceClock | None = None
     synchronous: bool = False
     group: RankGroup | None = None
+    vision: VisionInfo | None = None
 
     def buckets(self, family: str) -> tuple[int, ...]:
         """The family's buckets, in rows, ascending; none where the engine has none."""
@@ -326,6 +328,7 @@ def _loaded(
     m, cache = folder.manifest, budget(folder.manifest, rows, cache_bytes)
     costs = {(b.family, b.rows): b.cost_us for b in m.buckets}
     own |= {"costs": costs, "cache_bytes": cache, "invariant": m.invariant}
+    own["vision"] = m.vision
     return Loaded(m.limits, m.eos_token_ids, m.states, m.tables, executors, folder, **own)
 
 
