@@ -47,6 +47,7 @@ from spark_engine.runtime.ranks.segments import SegmentsExecutor
 from spark_engine.runtime.ranks.spawn import begin_message, gather_ranks
 from spark_engine.runtime.ranks.turns import take_turns
 from spark_engine.tensors import TensorSpec
+from spark_engine.vision import VisionInfo
 
 if TYPE_CHECKING:
     from spark_engine.device.gpu import Gpu

@@ -141,8 +141,8 @@ class Request:
     prompt, ascending, up to which other requests are likely to have the same tokens; they change no
     token. `constraint` restricts the sampled tokens. Requests share the results of equal prefixes
     only where their `salt` is equal. Among equal priorities owners (API keys, connections) take
-    turns, by `owner`. `images` of the prompt: tokens from `start` on are their rows, whose ids are
-    the engine's `image_id`.
+    turns, by `owner`. `images` of the prompt: tokens from `start` on are their rows; the ids there
+    are the engine's `image_id`.
     """
 
     prompt: tuple[int, ...] | array[int]
@@ -179,9 +179,7 @@ class Request:
         ):
             _require(count <= most, name, f"{count} entries", f"at most {most}")
 
-    def check(
-        self, limits: Limits, eos: tuple[int, ...], vision: VisionInfo | None = None
-    ) -> None:
+    def check(self, limits: Limits, eos: tuple[int, ...], vision: VisionInfo | None = None) -> None:
         """Raises RequestError when an engine of these limits can never run the request."""
         self.check_sizes()
         _require(bool(self.prompt), "prompt", "empty", "at least one token")
@@ -204,7 +202,7 @@ class Request:
             _require(forced <= left, "forced", f"{forced} tokens", wanted)
 
     def _check_images(self, limits: Limits, vision: VisionInfo | None) -> None:
-        """Images in order, of the engine's sizes, over tokens of theirs; a tile's fit in memory."""
+        """Images in order, of the engine's sizes, over its tokens; a tile's fit in memory."""
         if not self.images:
             return
         if vision is None or not limits.image_rows:

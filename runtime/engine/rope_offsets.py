@@ -1,6 +1,6 @@
 """Positions of a prompt with images: what is added to a token's place before it turns queries.
 
-An image whose first row is at rope position s turns row r, column c by (s, s + r, s + c) in time,
+An image with its first row at rope position s turns row r, column c by (s, s + r, s + c) in time,
 height and width; the token after it is at s + max(rows, columns) (transformers,
 `modeling_qwen3_5.py`, get_rope_index). Text moves on by one in all three.
 """

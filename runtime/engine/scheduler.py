@@ -379,9 +379,7 @@ class Scheduler:
             batch.saves.append(save)
             seq.launched, seq.last_step, seq.since = end, plan.step, None
 
-    def _show(
-        self, seq: Sequence, start: int, end: int, plan: StepPlan, shown: set[bytes]
-    ) -> bool:
+    def _show(self, seq: Sequence, start: int, end: int, plan: StepPlan, shown: set[bytes]) -> bool:
         """Has the images of a tile, and of the token after it, in the pool; adds to the plan those
         to be computed for it. False: not in this step. `shown`: digests that the step reads."""
         images = [i for i in seq.request.images if i.start <= end and i.end > start]

@@ -2,8 +2,9 @@
 
 It writes what it is fed into pages, slots and `token_counts`, reads all of it back through the page
 table, and hashes that with the sampling tables into the next token: a wrong slot, a stale page,
-a token dropped or doubled, another image's row or another place changes the answer. Launches and copies run as late as the contract
-allows, at a wait; tables alone are read at the launch. Inert rows scribble on the scratch rows.
+a token dropped or doubled, another image's row or another place changes the answer. Launches and
+copies run as late as the contract allows, at a wait; tables alone are read at the launch. Inert
+rows scribble on the scratch rows.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@
 #ifdef TILE
 #ifdef VOCAB
 // x[t] = weight[id]: the host's id, or the slot's last token if that is negative; clamped, so that
-// padding rows stay in range. Slot −1 is the last of SLOTS rows. IMAGES, if given: ids from VOCAB on
-// that are rows of `images`.
+// padding rows stay in range. Slot −1 is the last of SLOTS rows. IMAGES, if given: so many ids from
+// VOCAB on are rows of `images`.
 #ifndef IMAGES
 #define IMAGES 0
 #endif

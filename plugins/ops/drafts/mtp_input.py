@@ -16,8 +16,8 @@ from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import LEGAL, activation
 from spark_engine.plugins.kernels.drafts import mtp_input_kernels
 from spark_engine.plugins.launch import serve
-from spark_engine.plugins.ops.rowwise.embed import embedded, in_images
 from spark_engine.plugins.ops.norm.rms_norm import normalise
+from spark_engine.plugins.ops.rowwise.embed import embedded, in_images
 from spark_engine.tensors import Array, DType, TensorSpec
 
 

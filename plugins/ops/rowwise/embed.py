@@ -57,8 +57,9 @@ def embedded(f: Text, node: Named, ids: str, legal: str, dtype: DType) -> str:
         return rows
     row, most = f("Sub", ids, node.dim("V")), node.dim("I")
     inside = f("And", f("GreaterOrEqual", row, 0), f("Less", row, most))
-    image = f.cast(f("Gather", "image_rows", f("Clip", row, 0, most)), dtype)
-    return f("Where", f("Unsqueeze", inside, [1]), image, rows)
+    image = f.cast(f("Gather", "image_rows", f("Clip", row, 0, most)), DType.F32)
+    chosen = f("Where", f("Unsqueeze", inside, [1]), image, f.cast(rows, DType.F32))
+    return f.cast(chosen, dtype)  # onnxruntime's Where takes no bf16
 
 
 def resolved_ids(f: Text, attrs: Attrs, vocab: int) -> str:

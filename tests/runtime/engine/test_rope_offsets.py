@@ -18,7 +18,9 @@ def truth(images: list[Image], length: int) -> np.ndarray:
             found.append((place, place, place))
             place += 1
             continue
-        found += [(place, place + r, place + c) for r in range(one.rows) for c in range(one.columns)]
+        found += [
+            (place, place + r, place + c) for r in range(one.rows) for c in range(one.columns)
+        ]
         place += max(one.rows, one.columns)
     return np.array(found[:length])
 

@@ -34,9 +34,9 @@ from spark_engine.runtime.engine.request import (
 )
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.executors.memory import Snapshot
+from spark_engine.vision import Image
 from tests.runtime.engine import automaton
 from tests.runtime.engine.invariants import check_idle, check_scheduler
-from spark_engine.vision import Image
 from tests.runtime.fake_executor import VISION_INFO, VOCAB, build_fake, poison_free
 
 MOST_PASSED = -(-340 // 64)  # tiles that go before those of the longest sequence
