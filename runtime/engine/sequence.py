@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from spark_engine.runtime.engine.policy.page_names import DigestRange
 from spark_engine.runtime.engine.request import FinishReason, Request, Status
 from spark_engine.runtime.engine.rope_offsets import rope_delta
 from spark_engine.runtime.engine.token_constraint_state import ConstraintState
@@ -77,10 +76,6 @@ class Sequence:
             words = np.frombuffer(image.digest, np.int32) | -(1 << 31)
             found[image.start : image.end] = array("i", np.resize(words, image.tokens).tobytes())
         return found
-
-    @property
-    def digests(self) -> tuple[DigestRange, ...]:
-        return tuple(DigestRange(i.start, i.end, i.digest) for i in self.request.images)
 
     @property
     def prefilling(self) -> bool:

@@ -13,9 +13,10 @@ What it knows of a sequence is in a `PrefixUse`, which no other module writes.
 
 from bisect import insort
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-from spark_engine.runtime.engine.policy.page_names import page_names
+from spark_engine.runtime.engine.policy.page_names import DigestRange, page_names
 from spark_engine.runtime.engine.policy.prefix_cache import PrefixCache
 from spark_engine.runtime.engine.policy.prefix_trie import CachedState, Hit, Lineage, PageNode
 from spark_engine.runtime.engine.policy.waiting import Waiting
@@ -97,7 +98,7 @@ class PrefixAdmission:
         use = self._uses[seq.id] = PrefixUse()
         if not self.on:
             return len(seq.tokens)
-        use.names = page_names(seq.content, self.sizes.page_size, digests=seq.digests)
+        use.names = self._names(seq)
         hit = self._match(seq, use)
         leader, end = self._leader(seq, hit, running)
         if leader is not None:
@@ -141,8 +142,7 @@ class PrefixAdmission:
             return NO_HIT
         use = self._uses[seq.id]
         if len(seq.tokens) > seq.prompt_len:  # it was preempted
-            size, known = self.sizes.page_size, use.names
-            use.names = page_names(seq.content, size, known, digests=seq.digests)
+            use.names = self._names(seq, use.names)
         hit = self._match(seq, use)
         use.leader, use.leader_end = self._leader(seq, hit, running)
         if use.leader is None:
@@ -286,13 +286,20 @@ class PrefixAdmission:
     def _keep_generated(self, seq: Sequence, use: PrefixUse, in_flight: bool) -> None:
         certain, size = seq.launched - seq.unverified, self.sizes.page_size
         end = min(len(seq.tokens), certain)
-        names = page_names(seq.content, size, use.names[: end // size], end, seq.digests)
+        names = self._names(seq, use.names[: end // size], end)
         self._extend(seq, use, names, end)
         # Drafts after the end are in the ring, until a launch on top of them folds them.
         if end == certain or (self.sizes.verify and not in_flight):
             row = self._save(seq, use, end, answer=True)
             if row >= 0:
                 self.copies.append((seq.slot, row))
+
+    def _names(
+        self, seq: Sequence, known: Items[bytes] = (), end: int | None = None
+    ) -> list[bytes]:
+        """Of its full pages; those that show an image have its digest."""
+        digests = [DigestRange(i.start, i.end, i.digest) for i in seq.request.images]
+        return page_names(seq.content, self.sizes.page_size, known, end, digests)
 
     def _extend(self, seq: Sequence, use: PrefixUse, names: list[bytes], end: int) -> None:
         """Adds its pages of these names to the trie. Their worth is that of its state at `end`:
