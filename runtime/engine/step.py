@@ -113,7 +113,7 @@ class Loop:
         self._depth = depth
         self._vision, self._vocab = vision, vocab
         self._towers = sorted(rows for family, rows in executors if family == VISION)
-        self._seeing: dict[tuple[int, int], Wait] = {}  # by bucket and set of buffers: in flight
+        self._seeing: dict[int, Wait] = {}  # by set of buffers: the tower's last launch
         self._in_flight: deque[_Step] = deque()
         self.started: list[tuple[int, float]] = []  # admitted in the last step: id, seconds
         self._free_at = 0.0  # seconds: when the executor had done what was last collected
@@ -222,10 +222,10 @@ class Loop:
         for image, first in plan.images:
             assert self._vision is not None
             rows = next(n for n in self._towers if n >= image.tokens)
-            at = rows, plan.step % (self._depth + 1)
+            at = plan.step % (self._depth + 1)
             if (before := self._seeing.pop(at, None)) is not None:
-                before()  # it reads the same buffers
-            buffers = self._memory.buffers(VISION, *at)
+                before()  # buckets share their buffers
+            buffers = self._memory.buffers(VISION, rows, at)
             fill_inputs(buffers, image, self._vision, first)
             self._seeing[at] = self._executors[VISION, rows].launch(buffers)
             self.counts.buckets[VISION, rows] += 1
