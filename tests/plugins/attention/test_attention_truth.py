@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SCALES = (0.04, 0.5)  # of k, of v: either would saturate or starve the other's codes
 TOKENS, SLOT = 70, 1
 EPS = 0.05  # large enough that its place shows
-PREFILLED, DELTA = 67, -50  # tokens with offsets of their own; that of the others
+PREFILLED, DELTA = 67, -50  # tokens with three offsets each; that of the others
 SECTIONS = {"rope_height": 11, "rope_width": 10}
 SIZES = {"heads": 4, "kv_heads": 2, "head_dim": 16}
 
