@@ -77,7 +77,7 @@ class Launch:
         """i32 [rows, turns]: of any sign; wild where there is no token."""
         prefill = self.tile == PREFILL_TILE
         shape = (len(self.slots), *((self.tile, ROPE_ROWS) if prefill else (1,)))
-        found = np.random.default_rng(1).integers(-90, 90, shape)
+        found = np.random.default_rng(3).integers(-90, 90, shape)
         for row, n in enumerate(self.counts):
             found[row, n if prefill else min(n, 1) :] = 1 << 30
         return np.asarray(found.reshape(len(self.slots), -1), np.int32)
