@@ -13,6 +13,7 @@ import onnx_graphsurgeon as gs
 from spark_engine import interface
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits, Precision
+from spark_engine.manifest import IMAGE
 from spark_engine.models.config.model_config import LINEAR
 from spark_engine.models.draft_options import DRAFT_DTYPES, DraftOptions
 from spark_engine.models.families.registry import family_of
@@ -75,6 +76,9 @@ def build_network(
     for spec in interface.common_states(limits):
         if family != interface.PREFILL or spec.name not in ROUND_STATES:
             w.state(spec, "slot")
+    if family == interface.PREFILL and limits.image_rows:
+        rows = interface.image_state(limits, model.config.hidden, precision.activation)
+        w.state(rows, IMAGE)
     _write(model, w, debug, draft)
     for spec, _ in w.states:
         if w.has(state_out(spec.name)):

@@ -15,6 +15,7 @@ from spark_engine.vision import IMAGE_ROWS, PATCH_VALUES, ROW_PATCHES, TAPS, VIS
 DECODE, PREFILL = "decode", "prefill"
 VERIFY = "verify_k"  # and the number of drafts: verify_k3 has up to four tokens a row
 PREFILL_TILE = 64
+ROPE_ROWS = 3  # positions of a token: in time, height and width
 MOST_DRAFTS = 7  # of a round; verification reads up to eight tokens a row
 # How the names of the draft head's nodes, weights and states begin, and of what makes draft i
 # ("draft.0.").
@@ -137,6 +138,9 @@ def families(drafts: int, images: int = 0) -> tuple[str, ...]:
 def steps(family: str = DECODE, drafts: int = 0) -> tuple[TensorSpec, ...]:
     """Inputs of a family written for every step, in an engine with up to `drafts` drafts.
 
+    `rope_offsets` are added to positions before they turn queries and keys: in prefill ROPE_ROWS of
+    each token (time, height, width), else one of each row.
+
     Of prefill, `sources` and `saves` are rows of the states by sequence: what a sequence's first
     tile begins from, and where the state behind a tile is written as well, or -1. The tower's
     `tokens` are patches of one image, `live` of them; its rows of `image_rows` begin at `first`.
@@ -157,9 +161,11 @@ def steps(family: str = DECODE, drafts: int = 0) -> tuple[TensorSpec, ...]:
         rows.append("next_ids")
     if family == PREFILL:
         rows += ["sources", "saves"]
+    turns = ROPE_ROWS * PREFILL_TILE if family == PREFILL else 1
     return (
         TensorSpec("token_ids", DType.I32, ("tokens",)),
         *(TensorSpec(name, DType.I32, ("rows",)) for name in rows),
+        TensorSpec("rope_offsets", DType.I32, ("rows", turns)),
     )
 
 

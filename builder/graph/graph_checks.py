@@ -34,7 +34,7 @@ from spark_engine.plugins.registry import STANDARD
 from spark_engine.tensors import TensorSpec
 
 COPIES = frozenset({"Concat", "Gather", "GatherND", "Slice", "Split", "Identity", "Transpose"})
-RESTING = frozenset({"positions", "drafts"})  # states that some families only read
+RESTING = frozenset({"positions", "drafts", "image_rows"})  # states that some families only read
 ELSEWHERE = ("sources", "saves")  # steps: rows of the states by sequence
 LAYER_LAUNCHES = 20  # nodes of one decode layer at most, when nothing can be merged; 10 is usual
 SHOWN = 5  # complaints in one message

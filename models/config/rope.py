@@ -1,8 +1,8 @@
 """Rotary frequencies from config.json: rope types default and yarn.
 
 Knows the formulas of transformers 5.x (`modeling_rope_utils.py`, `_compute_yarn_parameters`,
-after Peng et al., 2023) for text, where the three rows of the multimodal rope are equal and its
-interleaving is the identity. Knows no tensor and no graph.
+after Peng et al., 2023), and how many pairs an image's height and width turn. Knows no tensor and
+no graph.
 """
 
 import math
@@ -36,14 +36,17 @@ class Yarn:
 class Rope:
     """Partial rotary embedding of the first `dims` elements of a head.
 
-    `attention_factor` multiplies cos and sin. Rotation is linear, so the graph multiplies the first
-    `dims` elements of the q and k norms' weights instead.
+    `sections`: pairs that height and width turn; they alternate with time's, which has the rest
+    (`modeling_qwen3_5.py`, apply_interleaved_mrope). `attention_factor` multiplies cos and sin.
+    Rotation is linear, so the graph multiplies the first `dims` elements of the q and k norms'
+    weights instead.
     """
 
     dims: int
     theta: float
     attention_factor: float = 1.0
     yarn: Yarn | None = None
+    sections: tuple[int, int] = (11, 10)
 
     @property
     def positions(self) -> int:
@@ -97,7 +100,7 @@ def rope_from_hf(text: Mapping[str, Any], outer: Mapping[str, Any] = NOTHING) ->
     """
     base = dict(text.get("rope_parameters") or text.get("rope_scaling") or {})
     rope = _rope(base, text)
-    shared = {k: base[k] for k in ("rope_theta", "partial_rotary_factor") if k in base}
+    shared = {k: base[k] for k in _BASES if k in base}
     for where, row in (("", text), ("outside text_config: ", outer)):
         for key in ("rope_parameters", "rope_scaling"):
             if (other := row.get(key)) and _rope({**shared, **other}, text) != rope:
@@ -155,8 +158,21 @@ def _rope(row: Mapping[str, Any], text: Mapping[str, Any]) -> Rope:
             f"{dims} rotary dimensions; they must be even, at least 2 and at most head_dim"
         )
     if kind == "default":
-        return Rope(dims, theta)
+        return Rope(dims, theta, sections=_sections(row))
     return _yarn(row, text, dims, theta)
+
+
+def _sections(row: Mapping[str, Any]) -> tuple[int, int]:
+    """Pairs that height and width turn: the last two of three numbers; time has the rest."""
+    given: Any = row.get("mrope_section")
+    if given is None:
+        return Rope.sections
+    whole = isinstance(given, list) and all(type(n) is int and n >= 0 for n in given)
+    if not whole or len(given) != 3:
+        raise CheckpointError(
+            f"config.json: mrope_section is {given!r}: expected three whole numbers"
+        )
+    return given[1], given[2]
 
 
 def _yarn(row: Mapping[str, Any], text: Mapping[str, Any], dims: int, theta: float) -> Rope:
@@ -178,7 +194,7 @@ def _yarn(row: Mapping[str, Any], text: Mapping[str, Any], dims: int, theta: flo
         beta_slow=_positive(row, {}, "beta_slow", 1),
         truncate=bool(row.get("truncate", True)),
     )
-    return Rope(dims, theta, _attention_factor(row, factor), yarn)
+    return Rope(dims, theta, _attention_factor(row, factor), yarn, _sections(row))
 
 
 def _attention_factor(row: Mapping[str, Any], factor: float) -> float:

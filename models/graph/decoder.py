@@ -82,7 +82,7 @@ class Decoder:
 
     def stream(self, w: Writer, ids: gs.Variable, debug: bool) -> gs.Variable:
         """The residual stream [tokens, H] of these ids after the last layer."""
-        operands = [ids, w["last_tokens"], w["slots"], self.embedded(w)]
+        operands = [ids, w["last_tokens"], w["slots"], self.embedded(w), *w.images]
         x = w.one("embed", operands, "embed", tile=w.tile, dtype=w.activation)
         for i, layer in enumerate(self.layers):
             x = layer.write(w, x, f"layers.{i}")

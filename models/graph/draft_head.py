@@ -45,7 +45,7 @@ class DraftHead:
         """x [tokens, H]: fc of the normed embeddings of `ids` and the normed hidden [tokens, H]."""
         norms = [norm_scale(w, norm) for norm in (self.embedding_norm, self.hidden_norm)]
         attrs = {"eps": w.config.eps, "dtype": w.activation}
-        operands = [ids, hidden, embedding, *norms]
+        operands = [ids, hidden, embedding, *norms, *w.images]
         joined = w.one("mtp_input", operands, f"{self.name}.input", **attrs)
         return w.project(joined, self.fc)
 

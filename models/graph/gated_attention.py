@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from spark_engine.interface import PREFILL_TILE
 from spark_engine.models.checkpoint.tensor_list import Linear, Tensor
 from spark_engine.models.graph.writer import Writer, state_out
 from spark_engine.models.weights import recipes
@@ -75,15 +76,19 @@ class GatedAttention:
         return w.op("append_kv", operands, updates, **self._append_attrs(w))
 
     def _append_operands(self, w: Writer) -> list[gs.Variable]:
-        """The operands for storing keys and values in a page: k_norm, frequencies, scales."""
+        """The operands for storing keys and values in a page: k_norm, frequencies, what is added
+        to positions, scales."""
         k_norm = w.weight(self.k_norm.name, _head_norm(w, self.k_norm))
         freqs = w.weight("rotary.inv_freq", recipes.constant(w.config.rope.inv_freq()))
-        return [k_norm, freqs, w.weight(f"{self.name}.kv_scale", self._kv_scale(w))]
+        scales = w.weight(f"{self.name}.kv_scale", self._kv_scale(w))
+        return [k_norm, freqs, w["rope_offsets"], scales]
 
     def _append_attrs(self, w: Writer) -> dict[str, int | float | str]:
         c = w.config
         sizes = {"kv_heads": c.kv_heads, "head_dim": c.head_dim, "tile": w.tile}
-        return {**sizes, "eps": c.eps, "kv_dtype": w.precision.kv.value}
+        height, width = c.rope.sections if w.tile == PREFILL_TILE else (0, 0)
+        sections = {"rope_height": height, "rope_width": width}
+        return {**sizes, **sections, "eps": c.eps, "kv_dtype": w.precision.kv.value}
 
     def _kv_scale(self, w: Writer) -> Recipe:
         """f32 [2]: the FP8 cache's scales of k and v, 1 if the checkpoint has none."""

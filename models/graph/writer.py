@@ -24,6 +24,7 @@ from spark_engine.plugins import registry
 from spark_engine.plugins.formats.format import Inputs
 from spark_engine.plugins.formats.registry import FORMATS
 from spark_engine.tensors import DType, TensorSpec
+from spark_engine.vision import IMAGE_ROWS
 
 OPSET = 23
 
@@ -58,6 +59,11 @@ class Writer:
     def rows(self) -> list[gs.Variable]:
         """slots, starts, counts, which sequence ops take in this order."""
         return [*self._rows] or [self[name] for name in ("slots", "starts", "counts")]
+
+    @property
+    def images(self) -> list[gs.Variable]:
+        """The rows of images, in graphs that read them."""
+        return [self[IMAGE_ROWS]] if self.has(IMAGE_ROWS) else []
 
     @contextmanager
     def over(

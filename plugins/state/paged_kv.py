@@ -10,6 +10,7 @@ from spark_engine.op import Attrs
 from spark_engine.plugins.formats import fp8_codes
 from spark_engine.tensors import Array, DType
 
+SECTIONS = ("rope_height", "rope_width")  # attributes of prefill: pairs that these turn
 ROUND = MOST_DRAFTS + 1  # tokens of a row that are as many rows of one; longer tiles are prefill's
 
 

@@ -100,7 +100,8 @@ class Engine:
         self.drafts = len(self.scheduler.sizes.verify)  # most of a round
         self._masks = Masks(self.memory, self.options.grammars)
         parts = self.scheduler, self.memory, self._executors(), self._masks
-        self._loop = Loop(*parts, self.depth, self._trace)
+        images = loaded.vision, loaded.limits.vocab
+        self._loop = Loop(*parts, self.depth, self._trace, *images)
         self._buckets = [(key, f"{key[0]}_{key[1]}") for key in sorted(loaded.executors)]
         self._live: dict[int, Sequence] = {}
         self._events: list[Event] = []  # of cancelled requests
@@ -144,7 +145,7 @@ class Engine:
         Raises RequestError when this engine can never run it, CapacityError when the queue is
         full.
         """
-        request.check(self.loaded.limits, self.loaded.eos)
+        request.check(self.loaded.limits, self.loaded.eos, self.loaded.vision)
         request_id = self._next_id
         self.add(request_id, request)
         return request_id
@@ -292,4 +293,5 @@ class Engine:
             cache_bytes=self._cache_bytes(),
             invariant=loaded.invariant,
             fixed=self.options.fixed_drafts,
+            image_rows=limits.image_rows,
         )

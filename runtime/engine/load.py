@@ -47,6 +47,7 @@ from spark_engine.runtime.ranks.segments import SegmentsExecutor
 from spark_engine.runtime.ranks.spawn import begin_message, gather_ranks
 from spark_engine.runtime.ranks.turns import take_turns
 from spark_engine.tensors import TensorSpec
+from spark_engine.vision import VisionInfo
 
 if TYPE_CHECKING:
     from spark_engine.device.gpu import Gpu
@@ -75,6 +76,7 @@ class Loaded:
         clock: of launches on a device; None where launches are synchronous.
         synchronous: launches run at once, wherever the states are.
         group: the other ranks, which end with this one.
+        vision: how images are read; None: they are not.
     """
 
     limits: Limits
@@ -92,6 +94,7 @@ class Loaded:
     clock: DeviceClock | None = None
     synchronous: bool = False
     group: RankGroup | None = None
+    vision: VisionInfo | None = None
 
     def buckets(self, family: str) -> tuple[int, ...]:
         """The family's buckets, in rows, ascending; none where the engine has none."""
@@ -326,6 +329,7 @@ def _loaded(
     m, cache = folder.manifest, budget(folder.manifest, rows, cache_bytes)
     costs = {(b.family, b.rows): b.cost_us for b in m.buckets}
     own |= {"costs": costs, "cache_bytes": cache, "invariant": m.invariant}
+    own["vision"] = m.vision
     return Loaded(m.limits, m.eos_token_ids, m.states, m.tables, executors, folder, **own)
 
 

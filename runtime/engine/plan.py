@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.token_constraint_state import MaskDependency
+from spark_engine.vision import Image
 
 FROM_STATE = -1  # a start: `positions[slot]`; a token id: as the last round left it in the state
 
@@ -82,6 +83,7 @@ class StepPlan:
         grown: sequences that got a page, with the page's index in their list; one row a page.
         batches: at most one of decode or of a round of drafts, and one of prefill.
         preempted: sequences that lost their slot; they hold nothing any more.
+        images: to be computed before the batches, each with the first of its rows.
         drain: the next step can only be planned when no launched step is uncollected.
     """
 
@@ -95,6 +97,7 @@ class StepPlan:
     batches: list[Batch] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     drain: bool = False
+    images: list[tuple[Image, int]] = field(default_factory=list)
 
 
 def bound_rows(seqs: Iterable[Sequence]) -> list[tuple[Sequence, int]]:

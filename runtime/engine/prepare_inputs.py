@@ -5,11 +5,15 @@ Knows the buffers' names and layouts of docs/graph.md; decides nothing.
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from spark_engine.interface import DECODE, PREFILL
+from spark_engine.interface import DECODE, PREFILL, ROPE_ROWS
 from spark_engine.runtime.engine.plan import FROM_STATE, Batch, Row, StepPlan
+from spark_engine.runtime.engine.policy.image_rows import ImageRows
+from spark_engine.runtime.engine.rope_offsets import write_offsets
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.executors.memory import EngineMemory
 from spark_engine.tensors import Array
@@ -58,8 +62,11 @@ def _write_bias(tables: Arrays, seq: Sequence) -> None:
         ids[at], values[at], until[at] = entry
 
 
-def write_step_inputs(buffers: Arrays, batch: Batch) -> None:
-    """Writes the step inputs of one batch; rows beyond the live ones become inert."""
+def write_step_inputs(
+    buffers: Arrays, batch: Batch, images: ImageRows | None = None, vocab: int = 0
+) -> None:
+    """Writes the step inputs of one batch; rows beyond the live ones become inert. With `images`
+    an id from `vocab` on means a row of an image; without, `rope_offsets` keep their zeros."""
     live = batch.live
     _write(buffers["slots"], live, [seq.slot for seq in batch.seqs], INERT)
     _write(buffers["starts"], live, batch.starts, 0)
@@ -67,6 +74,9 @@ def write_step_inputs(buffers: Arrays, batch: Batch) -> None:
     if "emit" in buffers:
         _write(buffers["emit"], live, batch.emits, 0)
     by_row = buffers["token_ids"].reshape(batch.bucket, -1)
+    if images is not None and batch.family != PREFILL:
+        deltas = [seq.rope_delta for seq in batch.seqs]
+        _write(buffers["rope_offsets"][:, 0], live, deltas, 0)
     if batch.family != PREFILL:
         by_row[:live] = FROM_STATE
         by_row[live:] = 0
@@ -74,10 +84,30 @@ def write_step_inputs(buffers: Arrays, batch: Batch) -> None:
     by_row.fill(0)
     for i, row in enumerate(batch.rows):
         by_row[i, : row.count] = row.seq.tokens[row.start : row.start + row.count]
+        if images is not None:
+            turns = buffers["rope_offsets"][i].reshape(-1, ROPE_ROWS)
+            write_offsets(turns, row.seq.request.images, row.start)
+            _write_image_ids(by_row[i, : row.count], row.seq, row.start, images, vocab)
     _write(buffers["sources"], live, batch.sources or [s.slot for s in batch.seqs], INERT)
     _write(buffers["saves"], live, batch.saves or INERT, INERT)
     if "next_ids" in buffers:
         _write(buffers["next_ids"], live, [_token_after(row) for row in batch.rows], 0)
+        for i, row in enumerate(batch.rows if images is not None else ()):
+            if images is not None and not row.emit:
+                at = buffers["next_ids"][i : i + 1]
+                _write_image_ids(at, row.seq, row.start + row.count, images, vocab)
+
+
+def _write_image_ids(
+    ids: NDArray[Any], seq: Sequence, start: int, images: ImageRows, vocab: int
+) -> None:
+    """Replaces the ids of images' tokens, from position `start` on, by those of their rows."""
+    end = start + len(ids)
+    for image in seq.request.images:
+        first, behind = max(image.start, start), min(image.end, end)
+        if first < behind:
+            row = vocab + images.first(image) + first - image.start
+            ids[first - start : behind - start] = np.arange(row, row + behind - first)
 
 
 def _token_after(row: Row) -> int:

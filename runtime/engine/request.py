@@ -19,8 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from spark_engine.errors import RequestError
-from spark_engine.interface import MOST_DRAFTS, Limits
+from spark_engine.interface import MOST_DRAFTS, PREFILL_TILE, Limits
 from spark_engine.runtime.engine.constraint import ConstraintSpec
+from spark_engine.vision import DIGEST, Image, VisionInfo
 
 MAX_STOP_STRINGS = 16
 # Bounds of each choice sent to the engine; the APIs' own bounds are within these.
@@ -140,7 +141,8 @@ class Request:
     prompt, ascending, up to which other requests are likely to have the same tokens; they change no
     token. `constraint` restricts the sampled tokens. Requests share the results of equal prefixes
     only where their `salt` is equal. Among equal priorities owners (API keys, connections) take
-    turns, by `owner`.
+    turns, by `owner`. `images` of the prompt: tokens from `start` on are their rows; the ids there
+    are the engine's `image_id`.
     """
 
     prompt: tuple[int, ...] | array[int]
@@ -150,6 +152,7 @@ class Request:
     constraint: ConstraintSpec | None = None
     owner: str = ""
     salt: bytes = b""
+    images: tuple[Image, ...] = ()
 
     @cached_property
     def packed(self) -> bytes:
@@ -172,10 +175,11 @@ class Request:
             ("calls", len(bound.calls), MOST_IDS),
             ("barred", barred + len(bound.barred), MOST_BARRED),
             ("marks", len(self.marks), MOST_MARKS),
+            ("images", len(self.images), MOST_MARKS),
         ):
             _require(count <= most, name, f"{count} entries", f"at most {most}")
 
-    def check(self, limits: Limits, eos: tuple[int, ...]) -> None:
+    def check(self, limits: Limits, eos: tuple[int, ...], vision: VisionInfo | None = None) -> None:
         """Raises RequestError when an engine of these limits can never run the request."""
         self.check_sizes()
         _require(bool(self.prompt), "prompt", "empty", "at least one token")
@@ -188,6 +192,7 @@ class Request:
             f"{len(self.prompt)} tokens",
             room + f"{limits.page_size} tokens, one token to generate)",
         )
+        self._check_images(limits, vision)
         self.params.check(limits, eos)
         if self.constraint is not None:
             self.constraint.check(limits.vocab)
@@ -195,6 +200,32 @@ class Request:
             left = capacity(limits) - count
             wanted = f"at most {left}, what the prompt of {count} tokens leaves"
             _require(forced <= left, "forced", f"{forced} tokens", wanted)
+
+    def _check_images(self, limits: Limits, vision: VisionInfo | None) -> None:
+        """Images in order, of the engine's sizes, over its tokens; a tile's fit in memory."""
+        if not self.images:
+            return
+        if vision is None or not limits.image_rows:
+            raise RequestError("images: the engine reads none; rebuild it without --no-vision")
+        ids, end = np.frombuffer(self.packed, np.int32), 0
+        for at, image in enumerate(self.images):
+            name = f"images[{at}]"
+            inside = end <= image.start < image.end <= len(self.prompt)
+            place = f"positions {image.start} to {image.end}"
+            _require(inside, name, place, f"within {end} to {len(self.prompt)}")
+            own = bool((ids[image.start : image.end] == vision.image_id).all())
+            _require(own, name, f"{place}, not all of id {vision.image_id}", "of that id")
+            pixels = image.tokens * vision.unit**2
+            sound = image.rows > 0 and len(image.pixels) == 3 * pixels
+            sound = sound and len(image.digest) == DIGEST and pixels <= vision.most_pixels
+            shape = f"{image.rows} x {image.columns} rows in {len(image.pixels)} bytes"
+            _require(sound, name, shape, f"at most {vision.most_pixels} pixels of 3 bytes")
+            end = image.end
+        for at, image in enumerate(self.images):  # that one tile may need together
+            near = (i.tokens for i in self.images[at:] if i.start - image.end < PREFILL_TILE)
+            rows = sum(near)
+            _require(rows <= limits.image_rows, f"images[{at}]", f"{rows} rows with those next to "
+                     "it", f"at most {limits.image_rows}, or further apart")  # fmt: skip
 
     def _check_ids(self, vocab: int) -> None:
         """In one pass outside Python, since a prompt of 100,000 ids is checked before it is queued;

@@ -21,6 +21,8 @@ Knows counts only: slots, pages, bytes, positions. Pure Python without arrays; r
   round.
 - So the first running sequence of a priority advances every few steps, the turn passes after a
   bounded number of tiles, and preemption is only for an earlier or a more urgent sequence.
+- A tile over images waits until their rows are computed, between two steps: those of one tile a
+  step, so that others' next tokens wait for one launch.
 - Preemption happens only while no launched step is uncollected. What a finished sequence held is
   free once the last launched step that touches it was collected.
 """
@@ -37,6 +39,7 @@ from spark_engine.interface import DECODE, PREFILL, verify_family
 from spark_engine.runtime.engine.plan import FROM_STATE, Batch, Move, StepPlan, bound_rows
 from spark_engine.runtime.engine.policy.admission import Admission
 from spark_engine.runtime.engine.policy.draft_depth import DraftDepth, Ints
+from spark_engine.runtime.engine.policy.image_rows import ImageRows
 from spark_engine.runtime.engine.policy.pacing import BALANCED, Pacing, PrefillPolicy
 from spark_engine.runtime.engine.policy.prefix_admission import PrefixAdmission
 from spark_engine.runtime.engine.policy.prefix_trie import Hit, PageNode
@@ -66,6 +69,7 @@ class Scheduler:
         self.slots = Pool("slot", min(sizes.slots, sizes.decode[-1]))
         self.pages = Pool("page", sizes.pages)
         self.prefix = PrefixAdmission(sizes, self.pages)
+        self.images = ImageRows(sizes.image_rows)
         self.running: list[Sequence] = []  # most urgent first
         self.waiting = Waiting(sizes.tile, self.prefix.tiles_left)
         self.swap_used = 0  # bytes
@@ -343,11 +347,11 @@ class Scheduler:
         for seq in [s for s in started if s.since is None]:
             seq.since = self.pacing.starts_waiting(seq)
         tiles = self.pacing.tiles(started, next(iter(plan.batches), None), *self._backlog())
-        batch = Batch(PREFILL, 0, [], [], [], [])
+        batch, shown = Batch(PREFILL, 0, [], [], [], []), set[bytes]()
         for priority, group in groupby(started, key=lambda s: s.request.priority):
             given = self.waiting.line(priority).share([*group], tiles - batch.live)
             for seq, count in given.items():
-                self._add_tiles(batch, seq, count, plan.step)
+                self._add_tiles(batch, seq, count, plan, shown)
         if not batch.live:
             return
         emitting = (s for s, emit in zip(batch.seqs, batch.emits, strict=True) if emit)
@@ -357,9 +361,15 @@ class Scheduler:
         bucket = next(b for b in self.sizes.prefill if b >= batch.live)
         plan.batches.append(replace(batch, bucket=bucket))
 
-    def _add_tiles(self, batch: Batch, seq: Sequence, count: int, step: int) -> None:
+    def _add_tiles(
+        self, batch: Batch, seq: Sequence, count: int, plan: StepPlan, shown: set[bytes]
+    ) -> None:
         for _ in range(count):
             start, end = seq.launched, min(seq.launched + self.sizes.tile, seq.prefill_end)
+            if plan.images and plan.batches:
+                return  # others decode: no more than an image and its tile at once
+            if seq.request.images and not self._show(seq, start, end, plan, shown):
+                return
             batch.seqs.append(seq)
             batch.starts.append(start)
             batch.counts.append(end - start)
@@ -367,4 +377,17 @@ class Scheduler:
             source, save = self.prefix.tile(seq, end)
             batch.sources.append(source)
             batch.saves.append(save)
-            seq.launched, seq.last_step, seq.since = end, step, None
+            seq.launched, seq.last_step, seq.since = end, plan.step, None
+
+    def _show(self, seq: Sequence, start: int, end: int, plan: StepPlan, shown: set[bytes]) -> bool:
+        """Has the images of a tile, and of the token after it, in the pool; adds to the plan those
+        to be computed for it. False: not in this step. `shown`: digests that the step reads."""
+        images = [i for i in seq.request.images if i.start <= end and i.end > start]
+        if plan.images and self.images.missing(images):
+            return False
+        new = self.images.place(images, shown)
+        if new is None:
+            return False
+        plan.images += [(image, self.images.first(image)) for image in new]
+        shown.update(image.digest for image in images)
+        return True

@@ -10,7 +10,10 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from spark_engine.runtime.engine.request import FinishReason, Request, Status
+from spark_engine.runtime.engine.rope_offsets import rope_delta
 from spark_engine.runtime.engine.token_constraint_state import ConstraintState
 
 
@@ -28,6 +31,7 @@ class Sequence:
     tokens: array[int] = field(init=False)  # i32: the prompt, then what was sampled and collected
     prefill_end: int = field(init=False)  # positions below are prefilled, others decoded one by one
     answer_start: int = field(init=False)  # after the prompt and the forced ids
+    rope_delta: int = field(init=False)  # of positions behind its images
     launched: int = 0  # positions below this were given to a launched step, at most
     unverified: int = 0  # how many of them a round in flight may still reject
     held_drafts: int = 0  # that its slot holds for its next round
@@ -49,6 +53,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.tokens = array("i", self.request.packed)
         self.prefill_end = self.answer_start = len(self.tokens)
+        self.rope_delta = rope_delta(self.request.images)
         if self.request.constraint is not None:
             self.answer_start += len(self.request.constraint.forced)
 
@@ -60,6 +65,17 @@ class Sequence:
     @property
     def prompt_len(self) -> int:
         return len(self.request.prompt)
+
+    @property
+    def content(self) -> array[int]:
+        """`tokens`, in which words of an image's digest take turns for its ids: below zero."""
+        if not self.request.images:
+            return self.tokens
+        found = self.tokens[:]
+        for image in self.request.images:
+            words = np.frombuffer(image.digest, np.int32) | -(1 << 31)
+            found[image.start : image.end] = array("i", np.resize(words, image.tokens).tobytes())
+        return found
 
     @property
     def prefilling(self) -> bool:
@@ -96,7 +112,10 @@ class Sequence:
         if params.repetition == 1 and not (params.presence or params.frequency):
             return (), ()
         prompt = min(position, self.answer_start)
-        return tuple(self.tokens[:prompt]), tuple(self.tokens[prompt:position])
+        known = tuple(self.content[:prompt])
+        if self.request.images:
+            known = tuple(token for token in known if token >= 0)
+        return known, tuple(self.tokens[prompt:position])
 
     def restart(self) -> None:
         """Forgets what was launched: everything known so far becomes prefill."""

@@ -10,7 +10,7 @@ class EngineSizes:
     `swap_bytes`: budget of swap copies; `max_waiting`: most requests not yet admitted for the first
     time. `verify`: the buckets of rounds of 1, 2, … drafts; `fixed`: each round has as many drafts
     as possible. `snapshots`: rows of `snapshot_bytes` for the prefix cache; `cache_bytes`: its
-    budget, 0 for none.
+    budget, 0 for none. `image_rows`: of the pool of images, 0 for none.
     """
 
     slots: int
@@ -29,3 +29,4 @@ class EngineSizes:
     cache_bytes: int = 0
     invariant: bool = False
     fixed: bool = False
+    image_rows: int = 0

@@ -35,7 +35,9 @@ from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.executors.executor import Executor, Wait
 from spark_engine.runtime.executors.memory import BucketKey, EngineMemory, Snapshot
+from spark_engine.runtime.images.tower_inputs import fill_inputs
 from spark_engine.tensors import Array
+from spark_engine.vision import VISION, VisionInfo
 
 
 @dataclass(slots=True)
@@ -70,6 +72,7 @@ class _Step:
 
     number: int
     start: float
+    images: bool  # what it took says nothing of its batches
     launched: list[_Launched] = field(default_factory=list)
 
 
@@ -94,7 +97,10 @@ class Loop:
         masks: Masks,
         depth: int = 0,
         trace: NoTrace | None = None,
+        vision: VisionInfo | None = None,
+        vocab: int = 0,
     ) -> None:
+        """`vision`, `vocab`: how images are read, the id that means the first row of one."""
         self.scheduler = scheduler
         self._trace = trace or NoTrace()
         self.counts = Counts()
@@ -105,6 +111,9 @@ class Loop:
         self._executors = executors
         self._masks = masks
         self._depth = depth
+        self._vision, self._vocab = vision, vocab
+        self._towers = sorted(rows for family, rows in executors if family == VISION)
+        self._seeing: dict[int, Wait] = {}  # by set of buffers: the tower's last launch
         self._in_flight: deque[_Step] = deque()
         self.started: list[tuple[int, float]] = []  # admitted in the last step: id, seconds
         self._free_at = 0.0  # seconds: when the executor had done what was last collected
@@ -193,12 +202,13 @@ class Loop:
     def _launch(self, plan: StepPlan, late: Batch | None) -> list[Event]:
         """Launches the plan's batches, `late` with the masks that the steps in flight decide;
         returns the events of those steps then."""
-        step, events = _Step(plan.step, time.perf_counter()), list[Event]()
+        step, events = _Step(plan.step, time.perf_counter(), bool(plan.images)), list[Event]()
         if late is not None:
             complete = self._launch_to_sample(step, late)
             events += self._postprocess(self._collect(0))
             events += self._end(self._masks.write([late]))
             complete()
+        self._compute_images(plan)
         for batch in plan.batches:
             if batch is not late:
                 buffers = self._fill(step, batch)
@@ -206,6 +216,20 @@ class Loop:
                 self._note_launch(step, _Launched(batch, buffers, wait))
         self._in_flight.append(step)
         return events
+
+    def _compute_images(self, plan: StepPlan) -> None:
+        """Launches the tower for the plan's images, one after the other."""
+        for image, first in plan.images:
+            assert self._vision is not None
+            rows = next(n for n in self._towers if n >= image.tokens)
+            at = plan.step % (self._depth + 1)
+            if (before := self._seeing.pop(at, None)) is not None:
+                before()  # buckets share their buffers
+            buffers = self._memory.buffers(VISION, rows, at)
+            fill_inputs(buffers, image, self._vision, first)
+            self._seeing[at] = self._executors[VISION, rows].launch(buffers)
+            self.counts.buckets[VISION, rows] += 1
+            self._trace.done("image", (VISION, rows), image.tokens)
 
     def _launch_to_sample(self, step: _Step, batch: Batch) -> Callable[[], None]:
         """Launches the part before sampling; returns a function that launches the rest, with the
@@ -223,7 +247,8 @@ class Loop:
     def _fill(self, step: _Step, batch: Batch) -> Mapping[str, Array]:
         # steps that are in flight together have different sets of buffers
         buffers = self._memory.buffers(*batch.key, step.number % (self._depth + 1))
-        write_step_inputs(buffers, batch)
+        pool = self.scheduler.images if self._vision is not None else None
+        write_step_inputs(buffers, batch, pool, self._vocab)
         self._trace.done("fill", batch.key, batch.live)
         return buffers
 
@@ -252,7 +277,8 @@ class Loop:
             # its time counts from when the executor was free for it
             start, self._free_at = max(step.start, self._free_at), time.perf_counter()
             took = (self._free_at - start) * 1e6
-            self.scheduler.measured([one.batch for one in step.launched], took)
+            if not step.images:
+                self.scheduler.measured([one.batch for one in step.launched], took)
         return ended
 
     def _postprocess(self, collected: list[_Launched]) -> list[Event]:

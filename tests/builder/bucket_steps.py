@@ -94,12 +94,13 @@ def _decode(rows: int, starts: list[int]) -> Arrays:
     for row, (slot, start) in enumerate(zip(SLOTS, starts, strict=True)):
         steps["slots"][row], steps["starts"][row] = slot, start
         steps["counts"][row] = steps["emit"][row] = 1
-    return steps
+    return {**steps, "rope_offsets": np.zeros((rows, 1), np.int32)}
 
 
 def _inert(bucket: Bucket) -> Arrays:
     steps = {n: np.zeros(bucket.rows, np.int32) for n in ("starts", "counts", "emit")}
     steps |= {n: np.full(bucket.rows, -1, np.int32) for n in ("slots", "sources", "saves")}
+    steps["rope_offsets"] = np.zeros((bucket.rows, 3 * bucket.tile), np.int32)
     return {**steps, "token_ids": np.zeros(bucket.tokens, np.int32)}
 
 

@@ -184,6 +184,7 @@ def spoken(
         steps = {"token_ids": np.full(bucket.tokens, -1, np.int32)}
         steps |= {n: np.full(bucket.rows, v, np.int32) for n, v in (("slots", -1), ("starts", 0))}
         steps |= {n: np.zeros(bucket.rows, np.int32) for n in ("counts", "emit")}
+        steps["rope_offsets"] = np.zeros((bucket.rows, 1), np.int32)
         for row, slot in enumerate(SLOTS):
             first = step == 0 or not manifest.limits.drafts
             steps["slots"][row], steps["counts"][row], steps["emit"][row] = slot, live, 1
@@ -201,6 +202,7 @@ def prefill(engine: Engine, prompt: np.ndarray, sequence: int) -> Arrays:
     bucket = engine.bucket("prefill")
     steps: Arrays = {n: np.zeros(bucket.rows, np.int32) for n in ("starts", "counts", "emit")}
     steps["slots"] = np.full(bucket.rows, -1, np.int32)
+    steps["rope_offsets"] = np.zeros((bucket.rows, 3 * bucket.tile), np.int32)
     steps |= {n: np.full(bucket.rows, -1, np.int32) for n in ("next_ids", "sources", "saves")}
     steps["token_ids"] = np.zeros(bucket.tokens, np.int32)
     steps["token_ids"][: len(prompt)] = prompt

@@ -24,6 +24,7 @@ CONFIG: Json = {
     "moe_intermediate_size": 128,
     "shared_expert_intermediate_size": 128,
     "mtp_num_hidden_layers": 1,
+    "rope_parameters": {"rope_theta": 10000000, "partial_rotary_factor": 0.25},
 }
 # Of each stored matrix the projections that it holds in turns.
 FUSED = {"in_proj_qkvz": ("in_proj_qkv", "in_proj_z"), "in_proj_ba": ("in_proj_b", "in_proj_a")}

@@ -97,7 +97,9 @@ def test_the_wiring_of_a_round() -> None:
     ]
     assert _reads(network, "draft.1.mtp.layers.0.input_layernorm.y") == ["draft.0.mtp.fc.y"]
     assert _reads(network, "draft.0.mtp.input") == ["draft.0.token", "draft.0.mtp.hidden"]
-    pages = [_reads(network, f"draft.{i}.mtp.layers.0.self_attn.o")[1] for i in range(2)]
+    reads = [_reads(network, f"draft.{i}.mtp.layers.0.self_attn.o") for i in range(2)]
+    assert {r[1] for r in reads} == {"rope_offsets"}
+    pages = [r[2] for r in reads]
     assert pages == ["mtp.k_pages.filled", "draft.0.mtp.k_pages"]
     assert _node(network, "draft.1.mtp.layers.0.self_attn.o").outputs[1].name == "mtp.k_pages.out"
 

@@ -46,7 +46,8 @@ def decode(codes: U8) -> F64:
 
 @dataclass(frozen=True)
 class Heads:
-    """Sizes, norms and scales of one attention; `scales` (k's, v's) None: raw pages."""
+    """Sizes, norms and scales of one attention; `scales` (k's, v's) None: raw pages. `places`
+    [T, pairs]: the position by which each pair of a token turns."""
 
     queries: int
     keys: int
@@ -56,6 +57,7 @@ class Heads:
     k_norm: F64
     inv_freq: NDArray[np.float32]
     scales: tuple[float, float] | None
+    places: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def turned(h: Heads, x: F64) -> F64:
     y, half = x.copy(), len(h.inv_freq)
     for t in range(len(x)):
         for i, frequency in enumerate(h.inv_freq):
-            angle = float(np.float32(t) * frequency)
+            angle = float(np.float32(h.places[t, i]) * frequency)
             turn = complex(np.cos(angle), np.sin(angle))
             z = (x[t, :, i] + 1j * x[t, :, i + half]) * turn
             y[t, :, i], y[t, :, i + half] = z.real, z.imag

@@ -31,6 +31,7 @@ _REQUESTS = {
     "sizes",
     "request",
     "token_constraint_state",
+    "rope_offsets",
     "sequence",
     "plan",
 }
@@ -69,7 +70,7 @@ FOLDERS = {
         "attention": {"rowwise"},
         "moe": {"linear", "norm", "rowwise"},
         "sampling": {"rowwise"},
-        "drafts": {"norm"},
+        "drafts": {"norm", "rowwise"},
         "vision": set(),
         "": set(),
     },
@@ -92,7 +93,8 @@ FOLDERS = {
     "runtime": {
         "executors": set(),
         "ranks": {"executors"},
-        "engine": {"executors", "ranks"},
+        "images": set(),
+        "engine": {"executors", "ranks", "images"},
         "text": {"engine"},
         "structured": {"engine", "text"},
         "server": {"engine", "ranks", "text", "structured"},
@@ -110,13 +112,14 @@ FOLDERS = {
         },
         "": set(),
     },
-    "runtime/engine": {  # the first seven are files: what a request and a step are
+    "runtime/engine": {  # the first eight are files: what a request and a step are
         "constraint": set(),
         "pool": set(),
         "sizes": set(),
         "request": {"constraint"},
         "token_constraint_state": {"constraint"},
-        "sequence": {"request", "token_constraint_state"},
+        "rope_offsets": set(),
+        "sequence": {"request", "token_constraint_state", "rope_offsets"},
         "plan": {"token_constraint_state", "sequence"},
         "policy": {"pool", "sizes", "request", "sequence", "plan"},
         "": _REQUESTS | {"policy"},

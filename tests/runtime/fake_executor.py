@@ -2,8 +2,9 @@
 
 It writes what it is fed into pages, slots and `token_counts`, reads all of it back through the page
 table, and hashes that with the sampling tables into the next token: a wrong slot, a stale page,
-a token dropped or doubled changes the answer. Launches and copies run as late as the contract
-allows, at a wait; tables alone are read at the launch. Inert rows scribble on the scratch rows.
+a token dropped or doubled, another image's row or another place changes the answer. Launches and
+copies run as late as the contract allows, at a wait; tables alone are read at the launch. Inert
+rows scribble on the scratch rows.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -26,15 +28,18 @@ from spark_engine.interface import (
     tables,
     tile_of,
 )
-from spark_engine.manifest import PAGE, SEQUENCE, SLOT, StateInfo
+from spark_engine.manifest import IMAGE, PAGE, SEQUENCE, SLOT, StateInfo
 from spark_engine.runtime.engine.engine import Engine
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.executors.executor import Specs, Wait
-from spark_engine.runtime.executors.memory import HostStates, Pairs, Snapshot
+from spark_engine.runtime.executors.memory import BucketKey, HostStates, Pairs, Snapshot
 from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.vision import IMAGE_ROWS, ROW_PATCHES, VISION, VisionInfo
 
 VOCAB = 61
 EOS = (3, 7)
+VISION_INFO = VisionInfo(16, 2, 1024, 16 * 1024, (0.5,) * 3, (0.5,) * 3, VOCAB - 1, 1, 2)
+TOWERS = (6, 16)  # rows of the tower's buckets
 _WORD = (1 << 64) - 1
 _TABLES = ("prompt_lens", "sampling_f", "sampling_i", "bias_ids", "bias_values")
 _WEIGHTS = (3, 0x1F123BB5)  # of a token and its position
@@ -58,7 +63,9 @@ def fake_states(limits: Limits) -> tuple[StateInfo, ...]:
         seq.append(TensorSpec("layers.0.gdn_ring", DType.I64, (rows, drafts + 2, 2)))
         paged.append("mtp.k_pages")
     kv = [TensorSpec(name, DType.I64, (pages, limits.page_size, 2)) for name in paged]
+    images = [TensorSpec(IMAGE_ROWS, DType.I64, (limits.image_rows + 1, 1))]
     units = (SLOT, common_states(limits)), (SEQUENCE, seq), (PAGE, kv)
+    units += ((IMAGE, images),) if limits.image_rows else ()
     return tuple(StateInfo(spec, unit) for unit, specs in units for spec in specs)
 
 
@@ -203,9 +210,9 @@ class FakeExecutor:
     def _row(self, b: Mapping[str, Array], row: int) -> None:
         slot, start, count = (int(b[n][row]) for n in ("slots", "starts", "counts"))
         assert 0 < count <= self._tile and 0 <= slot < self._limits.max_seqs
-        ids = b["token_ids"][row * self._tile :][:count].tolist()
+        ids = [_seen(b, t) for t in b["token_ids"][row * self._tile :][:count].tolist()]
         ids = [int(b["last_tokens"][slot]) if t < 0 else t for t in ids]
-        self._write(b, slot, start, ids)
+        self._write(b, slot, start, ids, _turns(b, row, count))
         if not b["emit"][row]:
             return
         history = self._history(b, slot, start + count)
@@ -226,8 +233,10 @@ class FakeExecutor:
         b["top_logprobs"][at] = -np.arange(self._limits.top_logprobs) - answer % 7
         return token
 
-    def _write(self, b: Mapping[str, Array], slot: int, start: int, ids: list[int]) -> None:
-        self._append(b, "layers.1.k_pages", slot, start, ids)
+    def _write(
+        self, b: Mapping[str, Array], slot: int, start: int, ids: list[int], turns: Array
+    ) -> None:
+        self._append(b, "layers.1.k_pages", slot, start, ids, turns)
         state = int(b["layers.0.gdn_state"][slot, 0])
         for position, token in enumerate(ids, start):
             state = _advance(state, token, position)
@@ -237,14 +246,20 @@ class FakeExecutor:
         self._count(b, slot, start, ids)
 
     def _append(
-        self, b: Mapping[str, Array], name: str, slot: int, start: int, ids: list[int]
+        self,
+        b: Mapping[str, Array],
+        name: str,
+        slot: int,
+        start: int,
+        ids: list[int],
+        turns: Array,
     ) -> None:
         at = np.arange(start, start + len(ids))
-        b[name][self._places(b, slot, at)] = np.stack([ids, at], 1)
+        b[name][self._places(b, slot, at)] = np.stack([ids, at + turns[: len(ids)]], 1)
 
     def _count(self, b: Mapping[str, Array], slot: int, start: int, ids: list[int]) -> None:
         token_counts, prompt = b["token_counts"][slot], int(b["prompt_lens"][slot])
-        token_counts[ids[: max(0, prompt - start)]] |= 1
+        token_counts[[t for t in ids[: max(0, prompt - start)] if t < VOCAB]] |= 1
         np.add.at(token_counts, np.asarray(ids[max(0, prompt - start) :], np.intp), 2)
 
     def _places(self, b: Mapping[str, Array], slot: int, at: Array) -> tuple[Array, Array]:
@@ -285,13 +300,14 @@ class DraftingExecutor(FakeExecutor):
         slot, start, count = (int(b[n][row]) for n in ("slots", "starts", "counts"))
         assert 0 < count <= self._tile and 0 <= slot < self._limits.max_seqs
         given = b["token_ids"][row * self._tile :][:count].tolist()
+        turns = _turns(b, row, count)
         if self._family == PREFILL:
-            self._prefill(b, slot, row, start, given)
+            self._prefill(b, slot, row, start, [_seen(b, t) for t in given])
             return
         start = int(b["positions"][slot]) if start < 0 else start
         kept = [int(b["last_tokens"][slot]), *b["drafts"][slot].tolist()]
         ids = [kept[j] if t < 0 else t for j, t in enumerate(given)]
-        pasts = self._feed(b, slot, start, ids, certain=1)
+        pasts = self._feed(b, slot, start, ids, 1, turns)
         sampled = []
         for j, past in enumerate(pasts):
             at = row * self._tile + j
@@ -304,26 +320,34 @@ class DraftingExecutor(FakeExecutor):
         self._count(b, slot, start + 1, ids[1:accepted])
         b["last_tokens"][slot] = sampled[accepted - 1]
         b["positions"][slot] = start + accepted
-        self._append(b, "mtp.k_pages", slot, start, sampled[:accepted])
+        self._append(b, "mtp.k_pages", slot, start, sampled[:accepted], turns)
         if self._drafts:
-            self._draft(b, slot, start + accepted, sampled[accepted - 1], pasts[accepted - 1])
+            last = sampled[accepted - 1], pasts[accepted - 1]
+            self._draft(b, slot, start + accepted, *last, int(turns[0]))
 
     def _prefill(
         self, b: Mapping[str, Array], slot: int, row: int, start: int, ids: list[int]
     ) -> None:
-        past = self._feed(b, slot, start, ids, certain=len(ids))[-1]
-        after = int(b["next_ids"][row])
+        turns = _turns(b, row, len(ids))
+        past = self._feed(b, slot, start, ids, len(ids), turns)[-1]
+        after = _seen(b, int(b["next_ids"][row]))
         assert (after < 0) == bool(b["emit"][row])
         if after < 0:
             after = self._sample(b, slot, row, past, start + len(ids))
             b["last_tokens"][slot] = after
-        self._append(b, "mtp.k_pages", slot, start, [*ids[1:], after])
+        self._append(b, "mtp.k_pages", slot, start, [*ids[1:], after], turns)
 
     def _feed(
-        self, b: Mapping[str, Array], slot: int, start: int, ids: list[int], certain: int
+        self,
+        b: Mapping[str, Array],
+        slot: int,
+        start: int,
+        ids: list[int],
+        certain: int,
+        turns: Array,
     ) -> list[Past]:
         """Writes the tokens and folds the `certain` ones; what each one's answer depends on."""
-        self._append(b, "layers.1.k_pages", slot, start, ids)
+        self._append(b, "layers.1.k_pages", slot, start, ids, turns)
         digests = self._history(b, slot, start + len(ids))
         ring, conv = b["layers.0.gdn_ring"][slot], b["layers.0.conv_state"][slot]
         state = int(b["layers.0.gdn_state"][slot, 0])
@@ -337,7 +361,7 @@ class DraftingExecutor(FakeExecutor):
         for j, token in enumerate(ids):
             position = start + j
             state, recent = _advance(state, token, position), [*recent[1:], token]
-            if counts.size:
+            if counts.size and token < VOCAB:
                 counts = counts.copy()
                 counts[token] = counts[token] | 1 if position < prompt else counts[token] + 2
             pasts.append(Past(fixed, counts, digests[position], recent, state))
@@ -349,19 +373,19 @@ class DraftingExecutor(FakeExecutor):
         return pasts
 
     def _draft(
-        self, b: Mapping[str, Array], slot: int, position: int, token: int, past: Past
+        self, b: Mapping[str, Array], slot: int, position: int, token: int, past: Past, turn: int
     ) -> None:
-        """Drafts those after `token`, which is the one at `position`."""
+        """Drafts those after `token`, which is the one at `position`; `turn` as of its row."""
         right = self._head_knows(b, slot, position, token)
         table, size = b["page_table"][slot], self._limits.page_size
         for i in range(self._drafts):
             # the chain reads and writes the position before that of the token it starts from
             page = self._page(table, position - 1)
             right = right and page >= 0
-            b["mtp.k_pages"][page, (position - 1) % size] = token, position - 1
+            b["mtp.k_pages"][page, (position - 1) % size] = token, position - 1 + turn
             guess = (token * 7 + i) % VOCAB
             if right:
-                past = past.feed(token, position)
+                past = past.feed(token, position, turn)
                 answer = past.answer()
                 guess = _allowed(answer, b, slot, position + 1)
                 right = answer % 4 != 0
@@ -381,6 +405,48 @@ class DraftingExecutor(FakeExecutor):
         return bool((b["mtp.k_pages"][places] == np.stack([after, at], 1)).all())
 
 
+class TowerExecutor:
+    """One bucket of the tower: a row is a digest of its patches, of where they are and of how the
+    table of positions is read."""
+
+    def __init__(self, limits: Limits, rows: int, device: Device) -> None:
+        dims = {"rows": rows, "tokens": rows * ROW_PATCHES}
+        state = next(i.spec for i in fake_states(limits) if i.unit == IMAGE)
+        self.specs = Specs(tuple(s.bind(dims) for s in steps(VISION)), (state,), ())
+        self._device, self.launches = device, 0
+
+    def launch(self, buffers: Mapping[str, Array]) -> Wait:
+        self.launches += 1
+        store = self._device.store
+        assert store is not None
+        return self._device.launch(lambda: self._work(buffers, store.arrays[IMAGE_ROWS]))
+
+    def close(self) -> None:
+        pass
+
+    def _work(self, b: Mapping[str, Array], rows: Array) -> None:
+        first, count = int(b["first"][0]), int(b["live"][0]) // ROW_PATCHES
+        assert 0 <= first and first + count < len(rows)
+        for i in range(count):
+            part = slice(ROW_PATCHES * i, ROW_PATCHES * (i + 1))
+            names = ("patches", "coords", "taps", "tap_weights")
+            crcs = [zlib.crc32(np.ascontiguousarray(b[n][part]).tobytes()) for n in names]
+            rows[first + i] = _mix(crcs) % (1 << 40)
+        _scribble([rows[-1:]])
+
+
+def _seen(b: Mapping[str, Array], token: int) -> int:
+    """A token, or for a row of an image what the tower wrote there: none of the vocabulary."""
+    return token if token < VOCAB else VOCAB + int(b[IMAGE_ROWS][token - VOCAB, 0])
+
+
+def _turns(b: Mapping[str, Array], row: int, count: int) -> Array:
+    """i64 [count]: a number of the offsets of the row's first tokens; 0 where they are."""
+    own = b["rope_offsets"][row].astype(np.int64)
+    own = own.reshape(-1, 3)[:count] if own.size > 1 else np.broadcast_to(own, (count, 3))
+    return np.asarray(own @ np.array([1, 1009, 100003]))
+
+
 @dataclass(frozen=True)
 class Past:
     """All that the answer after a token depends on."""
@@ -396,12 +462,12 @@ class Past:
         crcs = [zlib.crc32(part.tobytes()) for part in parts]
         return _mix([self.digest, *crcs, *self.fixed])
 
-    def feed(self, token: int, position: int) -> Past:
+    def feed(self, token: int, position: int, turn: int) -> Past:
         """With one token more, a generated one."""
         counts = self.counts.copy()
         if counts.size:
             counts[token] += 2
-        word = (token * _WEIGHTS[0] + position * _WEIGHTS[1]) * int(_POWERS[position])
+        word = (token * _WEIGHTS[0] + (position + turn) * _WEIGHTS[1]) * int(_POWERS[position])
         state = _advance(self.state, token, position)
         digest = (self.digest + word) & _WORD
         return Past(self.fixed, counts, digest, [*self.recent[1:], token], state)
@@ -420,9 +486,12 @@ def build_fake(
     device.store = FakeStates(fake_states(limits), device)
     kind = DraftingExecutor if limits.drafts else FakeExecutor
     keys = [(f, n) for f in families(limits.drafts) for n in (prefill if f == PREFILL else decode)]
-    executors = {k: kind(limits, *k, device, poison_rate) for k in keys}
-    states = fake_states(limits)
-    return Loaded(limits, EOS, states, tables(limits), executors, device_states=device.store)
+    executors: dict[BucketKey, Any] = {k: kind(limits, *k, device, poison_rate) for k in keys}
+    states, vision = fake_states(limits), VISION_INFO if limits.image_rows else None
+    for rows in TOWERS if limits.image_rows else ():
+        executors[VISION, rows] = TowerExecutor(limits, rows, device)
+    own = (limits, EOS, states, tables(limits), executors)
+    return Loaded(*own, device_states=device.store, vision=vision)
 
 
 def poison_free(engine: Engine) -> None:
@@ -446,7 +515,10 @@ def free_rows(engine: Engine) -> dict[str, list[int]]:
     """Free rows, by unit."""
     scheduler, first = engine.scheduler, engine.loaded.limits.max_seqs
     slots, rows = list(scheduler.slots._free), [first + r for r in scheduler.prefix.rows._free]
-    return {SLOT: slots, PAGE: list(scheduler.pages._free), SEQUENCE: slots + rows}
+    used = [range(*span) for span in scheduler.images._spans.values()]
+    images = {*range(scheduler.images.size)}.difference(*used)
+    free = {SLOT: slots, PAGE: list(scheduler.pages._free), SEQUENCE: slots + rows}
+    return {**free, IMAGE: [*images]}
 
 
 def _scribble(rows: list[Array]) -> None:

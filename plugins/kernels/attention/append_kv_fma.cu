@@ -9,9 +9,9 @@
 
 // Grid: tokens.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-    append_kv(const u16* kv, const float* k_norm, const float* inv_freq, const float* kv_scale,
-              u8* keys, u8* values, const int* page_table, const int* slots, const int* starts,
-              const int* counts, int most_pages) {
+    append_kv(const u16* kv, const float* k_norm, const float* inv_freq, const int* rope_offsets,
+              const float* kv_scale, u8* keys, u8* values, const int* page_table, const int* slots,
+              const int* starts, const int* counts, int most_pages) {
   int row = blockIdx.x / TOKENS, t = blockIdx.x % TOKENS;
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   float weight[VEC];
@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
   int slot = slots[row];
   if (slot < 0 || t >= counts[row]) return;
   int at = starts[row] + t, page = page_table[(i64)slot * most_pages + at / PAGE];
-  Rotation rotation = rotation_at(at, inv_freq, lane);
+  Rotation rotation = rotation_at(place_of<TOKENS>(rope_offsets, row, t, at), inv_freq, lane);
   for (int item = warp; item < 2 * KV_HEADS; item += WARPS) {
     int which = item / KV_HEADS, head = item % KV_HEADS;
     Head h = load_head(kv + (i64)blockIdx.x * WIDTH + item * D, lane);

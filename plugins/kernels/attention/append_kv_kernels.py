@@ -5,13 +5,14 @@ from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
     PAGES,
     pages_macros,
     refuse_pages,
+    rope_macros,
     sizes,
     token_bytes,
 )
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 
 WARPS = 8  # of a block, at most; a warp has a head of keys or values at a time
-KERNEL = Kernel("append_kv", f"kv k_norm inv_freq kv_scale {PAGES} longest")
+KERNEL = Kernel("append_kv", f"kv k_norm inv_freq rope_offsets kv_scale {PAGES} longest")
 
 
 def refuse(node: Node) -> str | None:
@@ -23,7 +24,7 @@ def plan(node: Node) -> Plan:
     """A block a token; its warps take the heads of keys and of values in turn."""
     s = sizes(node)
     warps = min(WARPS, 2 * s.kv_heads)
-    macros = {**pages_macros(node, 0), "TOKENS": s.tile, "WARPS": warps}
+    macros = {**pages_macros(node, 0), **rope_macros(node), "TOKENS": s.tile, "WARPS": warps}
     grid = node.dim("rows") * s.tile
     return node.plan(KERNEL.launch(node, grid, 32 * warps, macros, longest=node.dim("MP")))
 

@@ -9,10 +9,11 @@ refusals of this module.
 from dataclasses import replace
 from functools import partial
 
+from spark_engine.interface import PREFILL_TILE
 from spark_engine.kernel import Early, Plan, Scratch, Target
 from spark_engine.plugins.formats.quantised import QUANTS
 from spark_engine.plugins.launch import Candidate, Kernel, Node
-from spark_engine.plugins.state.paged_kv import Sizes, sizes_of
+from spark_engine.plugins.state.paged_kv import SECTIONS, Sizes, sizes_of
 from spark_engine.plugins.tuning import sm_90a, sm_121a
 from spark_engine.plugins.tuning.sizes import FAN, Chunks
 from spark_engine.tensors import DType
@@ -27,7 +28,7 @@ ROW = 16  # bytes of `struct Row`
 # Arguments of the kernels of one token and of a round; y is the result in the activations' dtype.
 PAGES = "k_pages_out v_pages_out page_table slots starts counts"
 ARGS = (
-    f"qkv q_norm k_norm inv_freq kv_scale {PAGES} y? scales? q0? s0? q1? s1?"
+    f"qkv q_norm k_norm inv_freq rope_offsets kv_scale {PAGES} y? scales? q0? s0? q1? s1?"
     " sums stats counters rows longest"
 )
 DECODED = Kernel("paged_decode", ARGS, early=Early(lets=True))
@@ -62,6 +63,12 @@ def pages_macros(node: Node, heads: int) -> dict[str, int | float]:
         "KV_FP8": s.storage is DType.U8,
         "EPS": node.real("eps"),
     }
+
+
+def rope_macros(node: Node) -> dict[str, int]:
+    """The pairs that height and width turn, where prefill's tokens are appended."""
+    prefill = sizes(node).tile == PREFILL_TILE
+    return {name.upper(): node.number(name) for name in SECTIONS} if prefill else {}
 
 
 def refuse_pages(node: Node, x: str = "qkv") -> str | None:

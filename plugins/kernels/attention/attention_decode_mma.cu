@@ -131,10 +131,10 @@ struct Constants {
 };
 
 DEVICE Constants load_constants(const float* q_norm, const float* k_norm, const float* inv_freq,
-                                int position, int lane) {
+                                const Place& place, int lane) {
   Constants c;
   load_floats(c.q_norm, q_norm + lane * VEC), load_floats(c.k_norm, k_norm + lane * VEC);
-  c.rotation = rotation_at(position, inv_freq, lane);
+  c.rotation = rotation_at(place, inv_freq, lane);
   return c;
 }
 
@@ -180,10 +180,10 @@ DYNAMIC_SHARED(paged_decode, sizeof(Block));
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     paged_decode(const u16* qkv, const float* q_norm, const float* k_norm, const float* inv_freq,
-                 const float* kv_scale, u8* keys, u8* values, const int* page_table,
-                 const int* slots, const int* starts, const int* counts, u16* o,
-                 const float* scales, u8* q0, u8* s0, u8* q1, u8* s1, float4* sums, float2* tallies,
-                 int* arrivals, int rows, int most_pages) {
+                 const int* rope_offsets, const float* kv_scale, u8* keys, u8* values,
+                 const int* page_table, const int* slots, const int* starts, const int* counts,
+                 u16* o, const float* scales, u8* q0, u8* s0, u8* q1, u8* s1, float4* sums,
+                 float2* tallies, int* arrivals, int rows, int most_pages) {
   extern __shared__ __align__(128) u8 shared[];
   Block& b = *reinterpret_cast<Block*>(shared);
   const Out out{o, qkv, b.scales, {q0, q1}, {s0, s1}};
@@ -203,7 +203,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   wait_and_let_next_begin();
   while (index < items) {
     if (u.length > 0) {
-      Constants constants = load_constants(q_norm, k_norm, inv_freq, u.length - 1, lane);
+      Place place = place_of<1>(rope_offsets, u.row, 0, u.length - 1);
+      Constants constants = load_constants(q_norm, k_norm, inv_freq, place, lane);
       prepare(b, u, qkv, constants, kv_scale, keys, values, stream.pages, warp, lane);
     }
     __syncthreads();

@@ -6,13 +6,17 @@
 // in shared memory has a row for each token. The index of a 16-byte chunk is XOR-ed with the row,
 // so eight rows of one column are in eight bank groups.
 // Macros: HEADS, KV_HEADS, HEAD_DIM, HALF (rotary pairs), PAGE (tokens, a power of two), KV_FP8
-// (pages hold e4m3 codes of value / scale, else bf16), EPS; HEAD_GROUPS, if given: groups of query
-// heads that are computed apart, several of a kv head.
+// (pages hold e4m3 codes of value / scale, else bf16), EPS; if given, HEAD_GROUPS: groups of query
+// heads that are computed apart, several of a kv head; ROPE_HEIGHT, ROPE_WIDTH: pairs these turn.
 #pragma once
 #include "common/numeric.cuh"
 
 #ifndef HEAD_GROUPS
 #define HEAD_GROUPS KV_HEADS
+#endif
+#ifndef ROPE_HEIGHT
+#define ROPE_HEIGHT 0
+#define ROPE_WIDTH 0
 #endif
 constexpr int GROUPS_OF_KV = HEAD_GROUPS / KV_HEADS;  // that share a kv head
 constexpr int D = HEAD_DIM, VEC = D / 32, GQA_GROUP = HEADS / HEAD_GROUPS;
@@ -96,21 +100,46 @@ DEVICE Head widened(const RawHead& in) {
 }
 DEVICE Head load_head(const u16* from, int lane) { return widened(load_raw(from, lane)); }
 
-// The rotation of one position for NeoX pairs (i, i + HALF): the lane's cosines and signed sines.
+// The positions that turn a token.
+struct Place {
+  float time, height, width;
+};
+
+// `at`: the token's position. `offsets`: in prefill three a token, else one a row.
+template <int TILE>
+DEVICE Place place_of(const int* offsets, int row, int t, int at) {
+  if constexpr (TILE == 64) {
+    const int* own = offsets + ((i64)row * TILE + t) * 3;
+    return Place{(float)(at + own[0]), (float)(at + own[1]), (float)(at + own[2])};
+  } else {
+    float same = (float)(at + offsets[row]);
+    return Place{same, same, same};
+  }
+}
+
+// Time, height and width alternate over the rotary pairs, while each has some; then time.
+DEVICE float position_of(const Place& place, int pair) {
+  int axis = pair % 3;
+  if (axis == 1 && pair < 3 * ROPE_HEIGHT) return place.height;
+  return axis == 2 && pair < 3 * ROPE_WIDTH ? place.width : place.time;
+}
+
+// The rotation of one token for NeoX pairs (i, i + HALF): the lane's cosines and signed sines.
 struct Rotation {
   float cos[VEC], sin[VEC];
 };
 
 // The angle is the f32 product; three parts of 2π reduce it, so that the fast sine is exact to
 // 4e-7 anywhere (sinf's own reduction of large angles would need local memory).
-DEVICE Rotation rotation_at(int position, const float* inv_freq, int lane) {
+DEVICE Rotation rotation_at(const Place& place, const float* inv_freq, int lane) {
   Rotation rotation;
 #pragma unroll
   for (int e = 0; e < VEC; e++) {
     int d = lane * VEC + e;
     rotation.cos[e] = 1.0f, rotation.sin[e] = 0.0f;
     if (d < 2 * HALF) {
-      float angle = __fmul_rn((float)position, inv_freq[d < HALF ? d : d - HALF]);
+      int pair = d < HALF ? d : d - HALF;
+      float angle = __fmul_rn(position_of(place, pair), inv_freq[pair]);
       float n = rintf(angle * 0.15915494f);
       float r = fmaf(-n, 6.28125f, angle);  // 2π = 6.28125 + 1.9353072e-3 + 1.0253e-11
       r = fmaf(-n, 1.93530716933310e-3f, r);

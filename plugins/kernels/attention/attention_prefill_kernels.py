@@ -8,6 +8,7 @@ from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
     PAGES,
     pages_macros,
     refuse_pages,
+    rope_macros,
     sizes,
 )
 from spark_engine.plugins.kernels.attention.attention_round_kernels import UNFUSED_ROUNDS
@@ -16,7 +17,7 @@ from spark_engine.tensors import DType
 
 APPEND = Kernel(
     "paged_append",
-    f"qkv q_norm k_norm inv_freq kv_scale {PAGES} queries longest",
+    f"qkv q_norm k_norm inv_freq rope_offsets kv_scale {PAGES} queries longest",
     source="attention/attention_prefill_mma.cu",
 )
 _ATTEND = f"queries kv_scale {PAGES} y"
@@ -139,7 +140,8 @@ def plan_tiles_pair(node: Node) -> Plan:
 
 def tiles_macros(node: Node) -> dict[str, int | float]:
     """The macros of attention_prefill_mma.cu."""
-    return {**pages_macros(node, sizes(node).heads), "SHARED_LIMIT": node.target.shared_bytes}
+    macros = pages_macros(node, sizes(node).heads)
+    return {**macros, **rope_macros(node), "SHARED_LIMIT": node.target.shared_bytes}
 
 
 def with_queries(node: Node) -> Node:

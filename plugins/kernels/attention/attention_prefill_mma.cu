@@ -18,15 +18,15 @@ static_assert(PAGE >= 16 && (PAGE & (PAGE - 1)) == 0, "a page is a power of two 
 // Grid: tokens. A block's warps take the token's heads in turn.
 extern "C" __global__ void __launch_bounds__(256, 2)
     paged_append(const u16* qkv, const float* q_norm, const float* k_norm, const float* inv_freq,
-                 const float* kv_scale, u8* keys, u8* values, const int* page_table,
-                 const int* slots, const int* starts, const int* counts, u16* queries,
-                 int most_pages) {
+                 const int* rope_offsets, const float* kv_scale, u8* keys, u8* values,
+                 const int* page_table, const int* slots, const int* starts, const int* counts,
+                 u16* queries, int most_pages) {
   int row = blockIdx.x / QUERIES, t = blockIdx.x % QUERIES;
   int slot = slots[row];
   if (slot < 0 || t >= counts[row]) return wait_for_previous();  // the next launch relies on it
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, at = starts[row] + t;
   int page = page_table[(i64)slot * most_pages + at / PAGE];
-  Rotation rotation = rotation_at(at, inv_freq, lane);
+  Rotation rotation = rotation_at(place_of<QUERIES>(rope_offsets, row, t, at), inv_freq, lane);
   float weight[2][VEC];
 #pragma unroll
   for (int e = 0; e < VEC; e++) {

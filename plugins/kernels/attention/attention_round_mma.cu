@@ -22,8 +22,9 @@ constexpr int BATCH = 4;  // heads that a warp loads at once
 // From the activations: the run's queries, and the round's keys and values of this chunk, to shared
 // memory; if the item `appends`, keys and values to the pages too.
 DEVICE void prepare(Block& b, const Item& u, const u16* qkv, const float* q_norm,
-                    const float* k_norm, const float* inv_freq, const float* kv_scale, u8* keys,
-                    u8* values, const int* pages, int warp, int lane) {
+                    const float* k_norm, const float* inv_freq, const int* rope_offsets,
+                    const float* kv_scale, u8* keys, u8* values, const int* pages, int warp,
+                    int lane) {
   float weights[2][VEC];
   load_floats(weights[0], q_norm + lane * VEC), load_floats(weights[1], k_norm + lane * VEC);
   const int start = u.start(), heads = u.queries * GQA_GROUP;
@@ -49,7 +50,8 @@ DEVICE void prepare(Block& b, const Item& u, const u16* qkv, const float* q_norm
       if (made < 0 || which == 0) {
         if (made < 0) normalise(h, weights[0]);
         else normalise(h, weights[1]);
-        rotate(h, rotation_at(start + t, inv_freq, lane), lane);
+        Place place = place_of<TOKENS>(rope_offsets, u.row, t, start + t);
+        rotate(h, rotation_at(place, inv_freq, lane), lane);
       }
       if (made < 0) {
         put_query(b.queries[item / GQA_GROUP * COLUMNS + item % GQA_GROUP], h, lane);
@@ -117,10 +119,10 @@ DYNAMIC_SHARED(paged_round, sizeof(Block));
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     paged_round(const u16* qkv, const float* q_norm, const float* k_norm, const float* inv_freq,
-                const float* kv_scale, u8* keys, u8* values, const int* page_table,
-                const int* slots, const int* starts, const int* counts, u16* o, const float* scales,
-                u8* q0, u8* s0, u8* q1, u8* s1, float4* sums, float2* tallies, int* arrivals,
-                int rows, int most_pages) {
+                const int* rope_offsets, const float* kv_scale, u8* keys, u8* values,
+                const int* page_table, const int* slots, const int* starts, const int* counts,
+                u16* o, const float* scales, u8* q0, u8* s0, u8* q1, u8* s1, float4* sums,
+                float2* tallies, int* arrivals, int rows, int most_pages) {
   extern __shared__ __align__(128) u8 shared[];
   Block& b = *reinterpret_cast<Block*>(shared);
   const Out out{o, qkv, b.scales, {q0, q1}, {s0, s1}};
@@ -142,8 +144,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   launch_dependents();
   while (index < items) {
     if (u.length > 0) {
-      prepare(b, u, qkv, q_norm, k_norm, inv_freq, kv_scale, keys, values, stream.pages, warp,
-              lane);
+      prepare(b, u, qkv, q_norm, k_norm, inv_freq, rope_offsets, kv_scale, keys, values,
+              stream.pages, warp, lane);
     }
     __syncthreads();
     QueryOperand q;

@@ -2,10 +2,15 @@
 //
 // Block (half, token), the row in registers: VECS vectors of eight columns a thread, at a stride of
 // THREADS. The norm's weight, which no launch writes, is read before the wait for the previous
-// launch (PDL). bf16 rows of H columns (H % 8 = 0); an id outside the vocabulary reads row 0.
+// launch (PDL). bf16 rows of H columns (H % 8 = 0); an id outside the vocabulary reads row 0, but
+// with IMAGES the ids from VOCAB on read so many rows of `images`.
 // Figures: benchmarks/log/sampling/draft_rounds.md.
-// Macros: H, VOCAB, EPS, THREADS, VECS.
+// Macros: H, VOCAB, EPS, THREADS, VECS; IMAGES, if given.
 #include "common/numeric.cuh"
+
+#ifndef IMAGES
+#define IMAGES 0
+#endif
 
 DEVICE void load_weight(const float* weight, int column, float (&w)[8]) {
   const float4 a = *(const float4*)(weight + column), b = *(const float4*)(weight + column + 4);
@@ -14,7 +19,7 @@ DEVICE void load_weight(const float* weight, int column, float (&w)[8]) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     mtp_input(const int* ids, const u16* hidden, const u16* weight, const float* norm_e,
-              const float* norm_h, u16* y) {
+              const float* norm_h, const u16* images, u16* y) {
   __shared__ float room[THREADS / 32];
   const int token = blockIdx.y;
   const bool embeds = blockIdx.x == 0;
@@ -31,6 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (embeds) {
     const int id = ids[token];
     from = weight + (i64)((u32)id < VOCAB ? id : 0) * H;
+    if (IMAGES > 0 && id >= VOCAB && id - VOCAB < IMAGES) from = images + (i64)(id - VOCAB) * H;
   }
   float squares = 0.0f;
 #pragma unroll

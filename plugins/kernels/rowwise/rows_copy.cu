@@ -9,9 +9,13 @@
 #ifdef TILE
 #ifdef VOCAB
 // x[t] = weight[id]: the host's id, or the slot's last token if that is negative; clamped, so that
-// padding rows stay in range. Slot −1 is the last of SLOTS rows.
+// padding rows stay in range. Slot −1 is the last of SLOTS rows. IMAGES, if given: so many ids from
+// VOCAB on are rows of `images`.
+#ifndef IMAGES
+#define IMAGES 0
+#endif
 extern "C" __global__ void embed(const int* tokens, const int* last, const int* slots,
-                                 const uint4* weight, uint4* x) {
+                                 const uint4* weight, const uint4* images, uint4* x) {
   wait_for_previous();
   launch_dependents();
   if (VECTOR >= H / 8) return;
@@ -20,8 +24,10 @@ extern "C" __global__ void embed(const int* tokens, const int* last, const int* 
     const int slot = slots[blockIdx.y / TILE];
     id = last[slot < 0 ? SLOTS - 1 : slot];
   }
-  id = min(max(id, 0), VOCAB - 1);
-  x[(i64)blockIdx.y * (H / 8) + VECTOR] = weight[(i64)id * (H / 8) + VECTOR];
+  const bool image = IMAGES > 0 && id >= VOCAB && id - VOCAB < IMAGES;
+  const uint4* from = image ? images : weight;
+  id = image ? id - VOCAB : min(max(id, 0), VOCAB - 1);
+  x[(i64)blockIdx.y * (H / 8) + VECTOR] = from[(i64)id * (H / 8) + VECTOR];
 }
 #else
 // y[r] = x[r·TILE + counts[r] − 1], or the first token if the row has none.

@@ -25,8 +25,8 @@ from spark_engine.plugins.ops.attention.paged_attention_nodes import (
     page_ids,
     turned_keys,
 )
-from spark_engine.plugins.ops.attention.rope import rotate_array
-from spark_engine.plugins.state.paged_kv import sizes_of, store
+from spark_engine.plugins.ops.attention.rope import places, rotate_array
+from spark_engine.plugins.state.paged_kv import SECTIONS, sizes_of, store
 from spark_engine.tensors import Array, DType, TensorSpec
 
 NAME = "append_kv"
@@ -34,6 +34,7 @@ OPERANDS = (
     operands.x("A[tokens,2·nkv·D]", "k; v", "kv"),
     operands.weight("k_norm", "f32[D]"),
     operands.weight("inv_freq", "f32[R/2]"),
+    operands.ROPE_OFFSETS,
     Operand("kv_scale", Role.SCALE, "f32[2]"),
     *paged_attention.CACHE,
 )
@@ -41,14 +42,16 @@ OPERANDS = (
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """The operands' arrays -> (k_pages_out, v_pages_out), token by token."""
-    kv, k_norm, inv_freq, kv_scale, k_pages, v_pages, table, *steps = arrays
+    kv, k_norm, inv_freq, offsets, kv_scale, k_pages, v_pages, table, *steps = arrays
     s = sizes_of(attrs, k_pages.shape[2])
+    turns = places(attrs, steps[1], offsets, len(inv_freq))
     k_pages, v_pages = k_pages.copy(), v_pages.copy()
     for row, (slot, start, valid) in enumerate(zip(*steps, strict=True)):
         for at in range(start, start + valid if slot >= 0 else start):
             packed = kv[row * s.tile + at - start].astype(np.float64)
             k, v = packed.reshape(2, s.kv_heads, s.dim)
-            k = rotate_array(paged_attention.normed(k, k_norm, float(attrs["eps"])), at, inv_freq)
+            k = paged_attention.normed(k, k_norm, float(attrs["eps"]))
+            k = rotate_array(k, turns[row, at - start], inv_freq)
             page, offset = table[slot, at // s.page], at % s.page
             k_pages[page, :, offset] = store(k, s.storage, kv_scale[0])
             v_pages[page, :, offset] = store(v, s.storage, kv_scale[1])
@@ -65,7 +68,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     both = f("Reshape", f.cast("kv", DType.F32), [n, 1, 2 * s.kv_heads, s.dim])
     both = f("Where", f("Reshape", f("Greater", rows.counts, 0), [n, 1, 1, 1]), both, 0.0)
     k, v = f.many(2, "Split", both, axis=2, num_outputs=2)
-    k = turned_keys(f, s, rows, k, longest, node.real("eps"), node.dim("R/2"))
+    k = turned_keys(f, s, rows, k, longest, node)
     append(f, s, rows, page_ids(f, rows, node.dim("P+1")), (k, v), n, longest)
     return f.function(NAME, OP.inputs, OP.outputs)
 
@@ -75,7 +78,10 @@ OP = serve(
         name=NAME,
         operands=OPERANDS,
         results=paged_attention.PAGES,
-        attrs=dict.fromkeys(("tile", "kv_heads", "head_dim", "eps", "kv_dtype")),
+        attrs={
+            **dict.fromkeys(("tile", "kv_heads", "head_dim", "eps", "kv_dtype")),
+            **dict.fromkeys(SECTIONS, 0),
+        },
         dims=DIMS,
         legal=LEGAL,
         check=check,

@@ -37,8 +37,8 @@ from spark_engine.plugins.ops.attention.paged_attention_nodes import (
     page_ids,
     project,
 )
-from spark_engine.plugins.ops.attention.rope import rotate_array
-from spark_engine.plugins.state.paged_kv import ROUND, Sizes, read_back, sizes_of, store
+from spark_engine.plugins.ops.attention.rope import places, rotate_array
+from spark_engine.plugins.state.paged_kv import ROUND, SECTIONS, Sizes, read_back, sizes_of, store
 from spark_engine.tensors import Array, DType, TensorSpec
 
 NAME = "paged_attention"
@@ -53,6 +53,7 @@ OPERANDS = (
     operands.weight("q_norm", "f32[D]"),
     operands.weight("k_norm", "f32[D]"),
     operands.weight("inv_freq", "f32[R/2]"),
+    operands.ROPE_OFFSETS,
     Operand("kv_scale", Role.SCALE, "f32[2]"),
     *CACHE,
 )
@@ -65,14 +66,15 @@ Wide = NDArray[np.float64]
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """The operands' arrays -> (o, k_pages_out, v_pages_out), token by token."""
-    qkv, q_norm, k_norm, inv_freq, kv_scale, k_pages, v_pages, table, *steps = arrays
+    qkv, q_norm, k_norm, inv_freq, offsets, kv_scale, k_pages, v_pages, table, *steps = arrays
     s = sizes_of(attrs, k_pages.shape[2])
+    turns = places(attrs, steps[1], offsets, len(inv_freq))
     k_pages, v_pages = k_pages.copy(), v_pages.copy()
     o = np.zeros((len(qkv), s.heads, s.dim))
     for row, (slot, start, valid) in enumerate(zip(*steps, strict=True)):
         for t in range(valid if slot >= 0 else 0):
             q, k, v = _split(s, qkv[row * s.tile + t], float(attrs["eps"]), q_norm, k_norm)
-            q, k = (rotate_array(x, start + t, inv_freq) for x in (q, k))
+            q, k = (rotate_array(x, turns[row, t], inv_freq) for x in (q, k))
             page, offset = table[slot, (start + t) // s.page], (start + t) % s.page
             k_pages[page, :, offset] = store(k, s.storage, kv_scale[0])
             v_pages[page, :, offset] = store(v, s.storage, kv_scale[1])
@@ -127,14 +129,14 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 
 def fragment(f: Text, node: Named, out: str = "") -> str:
     """Writes the body over the operands' names, with the results of PAGES; returns o's name."""
-    s, n, eps = sizes_of(node.attrs, node.dim("page")), node.dim("rows"), node.real("eps")
+    s, n = sizes_of(node.attrs, node.dim("page")), node.dim("rows")
     if s.tile <= ROUND:
         rows, n = expand_rows(f, s.tile, n)
         s = replace(s, tile=1)
     else:
         rows = read_rows(f, "slots", "starts", "counts")
     longest = node.dim("MP") * s.page
-    q, k, v, limits = project(f, s, rows, n, longest, eps, node.dim("R/2"))
+    q, k, v, limits = project(f, s, rows, n, longest, node)
     table = page_ids(f, rows, node.dim("P+1"))
     append(f, s, rows, table, (k, v), n, longest)
     o = attend(f, s, rows, q, limits, table, n)  # [rows, nkv, group·tile, D]
@@ -155,7 +157,10 @@ OP = serve(
         name=NAME,
         operands=OPERANDS,
         results=(Result("o", "A[tokens,nq·D]", note="before the gate"), *PAGES),
-        attrs=dict.fromkeys(("tile", "heads", "kv_heads", "head_dim", "eps", "kv_dtype")),
+        attrs={
+            **dict.fromkeys(("tile", "heads", "kv_heads", "head_dim", "eps", "kv_dtype")),
+            **dict.fromkeys(SECTIONS, 0),
+        },
         dims=DIMS,
         legal=LEGAL,
         check=check,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from spark_engine.interface import PREFILL_TILE, ROPE_ROWS
 from spark_engine.op import Attr, Case
 from spark_engine.plugins.state.paged_kv import store
 from spark_engine.tensors import Array, DType
@@ -44,6 +45,7 @@ class Launch:
             "head_dim": self.dim,
             "eps": 1e-6,
             "kv_dtype": self.kv.value,
+            **({"rope_height": 1, "rope_width": 1} if self.tile == PREFILL_TILE else {}),
         }
 
     def contexts(self) -> dict[int, tuple[int, int]]:
@@ -66,10 +68,19 @@ class Launch:
         table, pages = self._tables(rng)
         keys = self._pages(rng, table, pages, float(scale[0]))
         values = self._pages(rng, table, pages, float(scale[1]))
-        floats = [np.asarray(x, np.float32) for x in (*norms, inv_freq, scale)]
+        *floats, scales = [np.asarray(x, np.float32) for x in (*norms, inv_freq, scale)]
         steps = [np.asarray(x, np.int32) for x in (self.slots, self.starts, self.counts)]
         flat = qkv.reshape(-1, width).astype(self.dtype.numpy)
-        return (flat, *floats, keys, values, table, *steps)
+        return (flat, *floats, self._offsets(), scales, keys, values, table, *steps)
+
+    def _offsets(self) -> Array:
+        """i32 [rows, turns]: of any sign; wild where there is no token."""
+        prefill = self.tile == PREFILL_TILE
+        shape = (len(self.slots), *((self.tile, ROPE_ROWS) if prefill else (1,)))
+        found = np.random.default_rng(3).integers(-90, 90, shape)
+        for row, n in enumerate(self.counts):
+            found[row, n if prefill else min(n, 1) :] = 1 << 30
+        return np.asarray(found.reshape(len(self.slots), -1), np.int32)
 
     def _tables(self, rng: np.random.Generator) -> tuple[Array, int]:
         """(page_table, number of pages without the scratch page), pages in random order."""

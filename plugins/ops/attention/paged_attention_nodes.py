@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from spark_engine.interface import PREFILL_TILE, ROPE_ROWS
 from spark_engine.named import Named
 from spark_engine.plugins.common.onnx_nodes import LOOP_TYPES, Text
 from spark_engine.plugins.common.sequence_tiles import (
@@ -17,7 +18,7 @@ from spark_engine.plugins.common.sequence_tiles import (
     valid_tokens,
 )
 from spark_engine.plugins.formats import fp8_codes
-from spark_engine.plugins.ops.attention.rope import cos_sin, rotate
+from spark_engine.plugins.ops.attention.rope import axes, cos_sin, rotate
 from spark_engine.plugins.state.paged_kv import Sizes, sizes_of
 from spark_engine.tensors import DType
 
@@ -31,6 +32,9 @@ def check(node: Named) -> str | None:
     s = sizes_of(node.attrs, node.dim("page"))
     if s.heads % s.kv_heads:
         return f"{s.heads} heads are no multiple of {s.kv_heads} kv heads"
+    turns = ROPE_ROWS * s.tile if s.tile == PREFILL_TILE else 1
+    if node.dim("turns") != turns:
+        return f"a row has {node.dim('turns')} rope offsets; with {s.tile} tokens it has {turns}"
     for pages in (node["k_pages"], node["v_pages"]):
         if pages.dtype is not s.storage:
             return f"operand {pages.name} is {pages.dtype}, expected {s.storage}"
@@ -50,7 +54,7 @@ def expand_rows(f: Text, tile: int, n: int) -> tuple[Rows, int]:
 
 
 def project(
-    f: Text, s: Sizes, rows: Rows, n: int, longest: int, eps: float, half: int
+    f: Text, s: Sizes, rows: Rows, n: int, longest: int, node: Named
 ) -> tuple[str, str, str, str]:
     """(q as `_columns` makes it, k and v [rows,tile,nkv,D], limits), f32.
 
@@ -65,7 +69,8 @@ def project(
     kv_shape = [n, s.tile, s.kv_heads, s.dim]
     k = f("Reshape", f("Slice", x, [q_size], [q_size + kv_size], [2]), kv_shape)
     v = f("Reshape", f("Slice", x, [q_size + kv_size], [q_size + 2 * kv_size], [2]), kv_shape)
-    at, cos, sin = _turns(f, s, rows, longest)
+    eps, half = node.real("eps"), node.dim("R/2")
+    at, cos, sin = _turns(f, s, rows, longest, node)
     q = rotate(f, _normed(f, q, "q_norm", eps), cos, sin, half, s.dim)
     k = rotate(f, _normed(f, k, "k_norm", eps), cos, sin, half, s.dim)
     limits = f("Expand", over(f, f("Where", valid, at, -1), [1]), [n, s.group, s.tile])
@@ -73,16 +78,24 @@ def project(
     return _columns(f, s, q, n), k, v, limits
 
 
-def turned_keys(f: Text, s: Sizes, rows: Rows, k: str, longest: int, eps: float, half: int) -> str:
+def turned_keys(f: Text, s: Sizes, rows: Rows, k: str, longest: int, node: Named) -> str:
     """k [rows,tile,nkv,D], normalised and rotated as in `project`."""
-    _, cos, sin = _turns(f, s, rows, longest)
-    return rotate(f, _normed(f, k, "k_norm", eps), cos, sin, half, s.dim)
+    _, cos, sin = _turns(f, s, rows, longest, node)
+    k = _normed(f, k, "k_norm", node.real("eps"))
+    return rotate(f, k, cos, sin, node.dim("R/2"), s.dim)
 
 
-def _turns(f: Text, s: Sizes, rows: Rows, longest: int) -> tuple[str, str, str]:
+def _turns(f: Text, s: Sizes, rows: Rows, longest: int, node: Named) -> tuple[str, str, str]:
     """(legal positions int64 [rows,tile], cosines and sines f32 [rows,tile,1,R/2])."""
     at = f("Clip", positions(f, rows, s.tile), 0, longest - 1)
-    return at, *cos_sin(f, over(f, at, [2, 3]), "inv_freq")
+    offsets, tile = f.long("rope_offsets"), node.number("tile") or 1
+    if tile == PREFILL_TILE:
+        by_token = f("Reshape", offsets, [-1, ROPE_ROWS])
+        offsets = f("Gather", by_token, axes(node.attrs, node.dim("R/2")), axis=1)
+    elif tile > 1:
+        offsets = f("Expand", offsets, [node.dim("rows"), tile])
+    own = f("Reshape", offsets, [-1, s.tile, 1, node.dim("R/2") if tile == PREFILL_TILE else 1])
+    return at, *cos_sin(f, f("Add", over(f, at, [2, 3]), own), "inv_freq")
 
 
 def _normed(f: Text, x: str, weight: str, eps: float) -> str:

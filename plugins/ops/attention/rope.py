@@ -10,7 +10,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from spark_engine.interface import PREFILL_TILE, ROPE_ROWS
+from spark_engine.op import Attrs
 from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.state.paged_kv import SECTIONS
 from spark_engine.tensors import Array, DType
 
 # Taylor coefficients; on |r| ≤ π/4 the first omitted terms are below 2e-9.
@@ -18,10 +21,30 @@ _SINE = tuple((-1.0) ** k / math.factorial(2 * k + 1) for k in range(5))
 _COSINE = tuple((-1.0) ** k / math.factorial(2 * k) for k in range(6))
 
 
-def rotate_array(x: NDArray[np.float64], position: int, inv_freq: Array) -> NDArray[np.float64]:
-    """Rotates the first 2·len(inv_freq) of the last axis of `x`."""
+def axes(attrs: Attrs, half: int) -> NDArray[np.int64]:
+    """int64 [half]: whether time (0), height (1) or width (2) turns a pair: they alternate."""
+    at, axis = np.arange(half), np.arange(half) % ROPE_ROWS
+    ends = np.asarray([half, *(ROPE_ROWS * int(attrs.get(name, 0)) for name in SECTIONS)])
+    return np.where(at < ends[axis], axis, 0)
+
+
+def places(attrs: Attrs, starts: Array, offsets: Array, half: int) -> NDArray[np.int64]:
+    """int64 [rows, tile, half]: the position by which each pair of each token turns."""
+    tile = int(attrs.get("tile", 1))
+    own = offsets.astype(np.int64).reshape(len(starts), -1, min(offsets.shape[1], ROPE_ROWS))
+    if tile == PREFILL_TILE:
+        own = own[:, :, axes(attrs, half)]
+    at = starts.astype(np.int64)[:, None] + np.arange(tile)
+    return np.asarray(np.broadcast_to(at[:, :, None] + own, (*at.shape, half)))
+
+
+def rotate_array(
+    x: NDArray[np.float64], position: int | Array, inv_freq: Array
+) -> NDArray[np.float64]:
+    """Rotates the first 2·len(inv_freq) of the last axis of `x`, by a position or one a pair."""
     half = len(inv_freq)
-    angle = (np.float32(position) * inv_freq.astype(np.float32)).astype(np.float64)
+    at = np.asarray(position, np.float32)
+    angle = (at * inv_freq.astype(np.float32)).astype(np.float64)
     cos, sin = np.cos(angle), np.sin(angle)
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
@@ -38,7 +61,7 @@ def rotate(f: Text, x: str, cos: str, sin: str, half: int, dim: int) -> str:
 
 
 def cos_sin(f: Text, positions: str, inv_freq: str) -> tuple[str, str]:
-    """f32 (cos, sin) [..., half] of int64 positions [..., 1].
+    """f32 (cos, sin) [..., half] of int64 positions [..., 1 or half].
 
     The angle is reduced in float64: r = angle − n·π/2 with |r| ≤ π/4; n mod 4 selects ±sin r or
     ±cos r.

@@ -1,7 +1,8 @@
 """The input of a draft head: the next token's embedding and the hidden state, normalised.
 
 y[t] = [rms_norm(weight[id], norm_e) | rms_norm(hidden[t], norm_h)]; both norm weights include
-their +1. An id outside the vocabulary reads row 0. The rounding is that of embed and two rms_norms.
+their +1. With `image_rows` [I+1,H] an id V + r, r < I, reads its row r. Another id outside the
+vocabulary reads row 0. The rounding is that of embed and two rms_norms.
 """
 
 import numpy as np
@@ -16,6 +17,7 @@ from spark_engine.plugins.common.shapes import LEGAL, activation
 from spark_engine.plugins.kernels.drafts import mtp_input_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.norm.rms_norm import normalise
+from spark_engine.plugins.ops.rowwise.embed import embedded, in_images
 from spark_engine.tensors import Array, DType, TensorSpec
 
 
@@ -29,6 +31,7 @@ OPERANDS = (
     operands.weight("weight", "W[V,H]"),
     operands.weight("norm_e", "f32[H]"),
     operands.weight("norm_h", "f32[H]"),
+    operands.IMAGE_ROWS,
 )
 
 
@@ -40,11 +43,14 @@ def _check(node: Named) -> str | None:
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    """(ids, hidden, weight, norm_e, norm_h) -> (y,)."""
-    ids, hidden, weight, norm_e, norm_h = arrays
+    """(ids, hidden, weight, norm_e, norm_h, [image_rows]) -> (y,)."""
+    ids, hidden, weight, norm_e, norm_h, *images = arrays
     wide = ids.astype(np.int64)
     legal = np.where((wide >= 0) & (wide < len(weight)), wide, 0)
     embedded = weight[legal].astype(hidden.dtype)
+    for t, token in enumerate(wide.tolist()):
+        if images and in_images(token, weight, *images):
+            embedded[t] = images[0][token - len(weight)]
     eps = float(attrs["eps"])
     parts = [normalise(embedded, norm_e, eps), normalise(hidden, norm_h, eps)]
     return (np.concatenate(parts, axis=1),)
@@ -56,18 +62,17 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     h, vocab, dtype = node.dim("H"), node.dim("V"), node["hidden"].dtype
     ids = f.long("ids")
     legal = f("And", f("GreaterOrEqual", ids, 0), f("Less", ids, vocab))
-    rows = f("Gather", "weight", f("Where", legal, ids, 0))
-    embedded = widen(f, f.cast(rows, dtype))
+    x = widen(f, embedded(f, node, ids, f("Where", legal, ids, 0), dtype))
     eps = float(attrs["eps"])
     parts = [
-        rms_norm(f, x, norm, h, eps)
-        for x, norm in ((embedded, "norm_e"), (widen(f, "hidden"), "norm_h"))
+        rms_norm(f, part, norm, h, eps)
+        for part, norm in ((x, "norm_e"), (widen(f, "hidden"), "norm_h"))
     ]
     f.cast(f("Concat", *parts, axis=1), dtype, out="y")
-    return f.function("mtp_input", OP.inputs, OP.outputs)
+    return f.function("mtp_input", OP.names(attrs, len(specs)), OP.outputs)
 
 
-def _inputs(rows: int, h: int, dtype: DType, weight: DType) -> Inputs:
+def _inputs(rows: int, h: int, dtype: DType, weight: DType, images: bool) -> Inputs:
     vocab = 30
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
@@ -76,11 +81,16 @@ def _inputs(rows: int, h: int, dtype: DType, weight: DType) -> Inputs:
         hidden = 3.0 * rng.standard_normal((rows, h))
         norms = [1.0 + 0.1 * rng.standard_normal(h) for _ in range(2)]
         table = rng.standard_normal((vocab, h)).astype(weight.numpy)
+        kept = rng.standard_normal((6, h))
+        kept[-1] = np.nan  # scratch
+        if images:
+            ids[::3] = vocab + np.arange(len(ids[::3])) % 6  # the sixth reads row 0
         return (
             ids.astype(np.int32),
             hidden.astype(dtype.numpy),
             table,
             *(n.astype(np.float32) for n in norms),
+            *([kept.astype(dtype.numpy)] if images else []),
         )
 
     return make
@@ -92,10 +102,12 @@ def _case(
     dtype: DType = DType.F32,
     weight: DType = DType.F32,
     bench: bool = False,
+    images: bool = False,
 ) -> Case:
     attrs: Attrs = {"eps": 1e-6, "dtype": dtype.value}
-    label = f"{rows} rows of {h}, {dtype} of {weight}"
-    return Case(label, attrs, _inputs(rows, h, dtype, weight), rtol=rtol_of(dtype), bench=bench)
+    label = f"{rows} rows of {h}, {dtype} of {weight}{', images' if images else ''}"
+    inputs = _inputs(rows, h, dtype, weight, images)
+    return Case(label, attrs, inputs, rtol=rtol_of(dtype), bench=bench)
 
 
 CASES = (
@@ -105,6 +117,8 @@ CASES = (
     _case(8, 256, weight=DType.BF16, bench=True),
     _case(7, 1032, DType.BF16, DType.BF16),
     _case(65, 128, DType.BF16, DType.BF16),
+    _case(20, 64, images=True),
+    _case(20, 128, DType.BF16, DType.BF16, images=True),
 )
 
 OP = serve(

@@ -1,7 +1,8 @@
 """Counts the launch's tokens into `token_counts`, for the sampling penalties.
 
 token_counts[slot, id] = 2 · (times generated) + (1 if in the prompt). A token at a position below
-`prompt_lens[slot]` counts as prompt. A tile at position 0 clears its slot's row first.
+`prompt_lens[slot]` counts as prompt. A tile at position 0 clears its slot's row first. An id of
+V or above, a row of an image, is not counted.
 
 The body rewrites whole rows, one for each sequence, so one scatter writes the state.
 """
@@ -45,6 +46,8 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         for t in range(counts[row]):
             token = tokens[row * tile_of(attrs) + t]
             token = last[slot] if token < 0 else token
+            if token >= token_counts.shape[1]:
+                continue
             if starts[row] + t < lens[slot]:
                 token_counts[slot, token] |= 1
             else:
@@ -67,7 +70,8 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     base = f("Where", f("Unsqueeze", clears, [1]), np.int32(0), old)
     ids = f("Reshape", resolved_ids(f, attrs, vocab), [n, tile])
     at = _indices(f, home, ids, n, tile)
-    prompt, generated = _kinds(f, rows, tile)
+    known = f("Reshape", f("Less", "token_ids", np.int32(vocab)), [n, tile])
+    prompt, generated = _kinds(f, rows, tile, known)
     new = _add_tokens(f, base, at, prompt, generated)
     target = final_slots(f, rows, n) if tile > 1 else rows.slots
     f("ScatterND", "token_counts", f("Unsqueeze", target, [1]), new, out="token_counts_out")
@@ -90,9 +94,10 @@ def _indices(f: Text, home: str | Array, ids: str, n: int, tile: int) -> str:
     return f("Concat", wide, f("Unsqueeze", ids, [2]), axis=2)
 
 
-def _kinds(f: Text, rows: Rows, tile: int) -> tuple[str, str]:
-    """bool [rows, tile] twice: a valid prompt token, a valid generated token."""
-    valid = valid_tokens(f, rows, tile)
+def _kinds(f: Text, rows: Rows, tile: int, known: str) -> tuple[str, str]:
+    """bool [rows, tile] twice: a valid prompt token, a valid generated token; `known`: whether
+    the id is one of the vocabulary."""
+    valid = f("And", valid_tokens(f, rows, tile), known)
     lens = f("Unsqueeze", f.long(f("Gather", "prompt_lens", "slots")), [1])
     before = f("Less", positions(f, rows, tile), lens)
     return f("And", valid, before), f("And", valid, f("Not", before))
@@ -123,6 +128,8 @@ def _inputs(
         tokens = np.full((len(slots), tile), 1 << 30)
         for row, n in enumerate(counts):
             tokens[row, :n] = rng.integers(-1 if tile == 1 else 0, vocab, n)
+            if tile == 64:
+                tokens[row, 3:n:9] = vocab + rng.integers(0, 99, len(tokens[row, 3:n:9]))
         last = rng.integers(0, vocab, units + 1)
         last[-1] = 1 << 29
         columns = (token_counts, tokens.reshape(-1), last, slots, starts, counts, lens)

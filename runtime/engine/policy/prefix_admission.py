@@ -13,9 +13,10 @@ What it knows of a sequence is in a `PrefixUse`, which no other module writes.
 
 from bisect import insort
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-from spark_engine.runtime.engine.policy.page_names import page_names
+from spark_engine.runtime.engine.policy.page_names import DigestRange, page_names
 from spark_engine.runtime.engine.policy.prefix_cache import PrefixCache
 from spark_engine.runtime.engine.policy.prefix_trie import CachedState, Hit, Lineage, PageNode
 from spark_engine.runtime.engine.policy.waiting import Waiting
@@ -25,6 +26,7 @@ from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import EngineSizes
 
 EVERY = 4096  # tokens
+WORDS = 4  # tokens of an image that have its whole digest (`Sequence.content`)
 LOOK = 16  # waiting requests that a new one is compared with
 NO_HIT = Hit(0, (), None, -1, 0)
 
@@ -96,7 +98,7 @@ class PrefixAdmission:
         use = self._uses[seq.id] = PrefixUse()
         if not self.on:
             return len(seq.tokens)
-        use.names = page_names(seq.tokens, self.sizes.page_size)
+        use.names = self._names(seq)
         hit = self._match(seq, use)
         leader, end = self._leader(seq, hit, running)
         if leader is not None:
@@ -140,7 +142,7 @@ class PrefixAdmission:
             return NO_HIT
         use = self._uses[seq.id]
         if len(seq.tokens) > seq.prompt_len:  # it was preempted
-            use.names = page_names(seq.tokens, self.sizes.page_size, use.names)
+            use.names = self._names(seq, use.names)
         hit = self._match(seq, use)
         use.leader, use.leader_end = self._leader(seq, hit, running)
         if use.leader is None:
@@ -156,7 +158,7 @@ class PrefixAdmission:
         known, key = self._last, (seq.id, len(seq.tokens), self.cache.version)
         if known is None or known[0] != key:
             salt, most = seq.request.salt, len(seq.tokens) - 1
-            hit = self.cache.match(seq.tokens, use.names, most, salt=salt)
+            hit = self.cache.match(seq.content, use.names, most, salt=salt)
             self._last = known = key, hit
         return known[1]
 
@@ -165,7 +167,7 @@ class PrefixAdmission:
         if hit.suffix_page < 0:
             return hit
         most, names = hit.position - hit.position % self.sizes.page_size, self._uses[seq.id].names
-        return self.cache.match(seq.tokens, names, most, suffixes=False, salt=seq.request.salt)
+        return self.cache.match(seq.content, names, most, suffixes=False, salt=seq.request.salt)
 
     def start(self, seq: Sequence, hit: Hit, waiting: Waiting) -> list[int]:
         """Uses the hit for `seq`, which has its slot and runs from `hit.position` on; returns the
@@ -284,13 +286,20 @@ class PrefixAdmission:
     def _keep_generated(self, seq: Sequence, use: PrefixUse, in_flight: bool) -> None:
         certain, size = seq.launched - seq.unverified, self.sizes.page_size
         end = min(len(seq.tokens), certain)
-        names = page_names(seq.tokens, size, use.names[: end // size], end)
+        names = self._names(seq, use.names[: end // size], end)
         self._extend(seq, use, names, end)
         # Drafts after the end are in the ring, until a launch on top of them folds them.
         if end == certain or (self.sizes.verify and not in_flight):
             row = self._save(seq, use, end, answer=True)
             if row >= 0:
                 self.copies.append((seq.slot, row))
+
+    def _names(
+        self, seq: Sequence, known: Items[bytes] = (), end: int | None = None
+    ) -> list[bytes]:
+        """Of its full pages; those that show an image have its digest."""
+        digests = [DigestRange(i.start, i.end, i.digest) for i in seq.request.images]
+        return page_names(seq.content, self.sizes.page_size, known, end, digests)
 
     def _extend(self, seq: Sequence, use: PrefixUse, names: list[bytes], end: int) -> None:
         """Adds its pages of these names to the trie. Their worth is that of its state at `end`:
@@ -308,7 +317,9 @@ class PrefixAdmission:
         node, size = use.node or self.cache.root_of(seq.request.salt), self.sizes.page_size
         if node.end != end - end % size:
             return -1  # the budget did not suffice for its pages
-        suffix = seq.tokens[node.end : end]
+        if any(0 < min(i.end, end) - max(i.start, node.end) < WORDS for i in seq.request.images):
+            return -1  # too little of an image to know it by
+        suffix = seq.content[node.end : end]
         page = seq.pages[end // size] if suffix else -1
         before, resumed = use.last_snapshot, False
         if before is None and use.resumed_from is not None:

@@ -407,12 +407,16 @@ def attention_bench(tile: int) -> tuple[Bench, gs.Tensor, list[gs.Tensor], dict[
     rows = variable(TensorSpec("slots", DType.I32, ("rows" if tile > 1 else "tokens",)))
     pages = [variable(TensorSpec(n, DType.F32, (5, 1, 16, 32))) for n in ("k_pages", "v_pages")]
     table = variable(TensorSpec("page_table", DType.I32, (3, 2)))
-    b.context.graph.inputs += [rows, *pages, table]
+    turns = (rows.shape[0], 192 if tile == 64 else 1)
+    offsets = variable(TensorSpec("rope_offsets", DType.I32, turns))
+    b.context.graph.inputs += [rows, offsets, *pages, table]
     qkv = b.input("qkv", 2 * 3 * 32)
-    floats = [b.weight(n, DType.F32, k) for n, k in (("qn", 32), ("kn", 32), ("f", 4), ("s", 2))]
+    *floats, scales = [
+        b.weight(n, DType.F32, k) for n, k in (("qn", 32), ("kn", 32), ("f", 4), ("s", 2))
+    ]
     sizes: dict[str, object] = {"heads": 2, "kv_heads": 1, "head_dim": 32, "eps": 1e-6}
     attrs = {"tile": tile, **sizes, "kv_dtype": "f32"}
-    operands = [qkv, *floats, *pages, table, rows, rows, rows]
+    operands = [qkv, *floats, offsets, scales, *pages, table, rows, rows, rows]
     results = b.op("paged_attention", operands, "o", "k_out", "v_out", **attrs)
     return b, qkv, list(results), sizes
 
@@ -428,7 +432,7 @@ def test_a_decode_layer_of_attention_is_one_launch(tile: int) -> None:
     assert node.name == "y" and [t.name for t in node.outputs] == ["k_out", "v_out", "y.q"]
     made = {"keep": 0, "quant": "fp8", "n": 1}
     assert dict(node.attrs) == {"tile": tile, **sizes, "kv_dtype": "f32", **made}
-    assert node.inputs[-1].name == "y.fp8_scales" and len(node.inputs) == 12
+    assert node.inputs[-1].name == "y.fp8_scales" and len(node.inputs) == 13
 
 
 def test_a_gate_without_quantiser_is_taken_too() -> None:

@@ -95,8 +95,9 @@ def test_what_one_candidate_cannot_be_timed_for_is_predicted_for_all() -> None:
 def decode_attention(rows: int, table: int, pool: int, tile: int = 1) -> Work:
     """`paged_attention` over pages of 64 tokens: `table` a sequence, `pool` in all."""
     op, pages = registry.get("paged_attention"), (pool + 1, 2, 64, 64)
-    shapes = [(rows * tile, 512), (64,), (64,), (8,), (2,), pages, pages, (rows + 1, table)]
-    specs = tuple(TensorSpec("t", DType.BF16, s) for s in [*shapes, *[(rows,)] * 3])
+    shapes = [(rows * tile, 512), (64,), (64,), (8,), (rows, 1), (2,), pages, pages]
+    shapes += [(rows + 1, table), *[(rows,)] * 3]
+    specs = tuple(TensorSpec("t", DType.BF16, s) for s in shapes)
     return Work(op.name, op, {"tile": tile}, specs, (), frozenset())
 
 

@@ -22,6 +22,7 @@ def attention(rows: int, tile: int, long: bool = False) -> dict[str, np.ndarray]
         (DType.BF16, (rows * tile, 2048)),
         *[(DType.F32, (64,))] * 2,
         (DType.F32, (8,)),
+        (DType.I32, (rows, 192 if tile == 64 else 1)),
         (DType.F32, (2,)),
         *[(DType.U8, (LIMITS["P"] + 1, 2, 64, 64))] * 2,
         (DType.I32, (LIMITS["S"] + 1, LIMITS["MP"])),

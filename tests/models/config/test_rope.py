@@ -181,3 +181,15 @@ def test_a_scaling_replaces_the_files(nested: bool) -> None:
     assert config["rope_scaling"]["type"] == "yarn", "the file's own object is unchanged"
     assert _rope(YARN).positions == 4 * 262144 and _rope(PLAIN).positions == 0
     assert str(_rope(YARN)) == "yarn, factor 4 over 262144 positions"
+
+
+def test_sections_are_those_of_height_and_width() -> None:
+    assert _rope(BASE).sections == (11, 10)
+    for row in (BASE, YARN):
+        assert _rope(row | {"mrope_section": [3, 3, 2]}).sections == (3, 2)
+
+
+@pytest.mark.parametrize("given", [[11, 11], [1, 2, -1], [1, 2, True], "11", {"a": 1}])
+def test_sections_are_three_whole_numbers(given: object) -> None:
+    with pytest.raises(CheckpointError, match="mrope_section is .* expected three whole numbers"):
+        _rope(BASE | {"mrope_section": given})

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 SCALES = (0.04, 0.5)  # of k, of v: either would saturate or starve the other's codes
 TOKENS, SLOT = 70, 1
 EPS = 0.05  # large enough that its place shows
+PREFILLED, DELTA = 67, -50  # tokens with three offsets each; that of the others
+SECTIONS = {"rope_height": 11, "rope_width": 10}
 SIZES = {"heads": 4, "kv_heads": 2, "head_dim": 16}
 
 
@@ -33,9 +35,21 @@ def heads(sizes: Mapping[str, int], half: int, fp8: bool) -> truth.Heads:
     dim = sizes["head_dim"]
     norms = [rng.uniform(0.8, 1.2, dim).astype(np.float32).astype(np.float64) for _ in range(2)]
     inv_freq = (100.0 ** (-np.arange(half) / half)).astype(np.float32)
+    axis = np.zeros(half, int)
+    axis[1 : 3 * SECTIONS["rope_height"] : 3] = 1
+    axis[2 : 3 * SECTIONS["rope_width"] : 3] = 2
+    places = np.arange(TOKENS)[:, None] + offsets()[:, axis]
+    scales = SCALES if fp8 else None
     return truth.Heads(
-        sizes["heads"], sizes["kv_heads"], dim, EPS, *norms, inv_freq, SCALES if fp8 else None
+        sizes["heads"], sizes["kv_heads"], dim, EPS, *norms, inv_freq, scales, places
     )
+
+
+def offsets() -> Array:
+    """[TOKENS, 3]: of any sign."""
+    found = np.random.default_rng(8).integers(-60, 60, (TOKENS, 3))
+    found[PREFILLED:] = DELTA
+    return found
 
 
 def packed(h: truth.Heads, seed: int) -> Array:
@@ -74,7 +88,10 @@ class Sequence:
         h, scales = self.h, self.h.scales or (math.nan, math.nan)
         floats = [np.asarray(x, np.float32) for x in (h.q_norm, h.k_norm, h.inv_freq, scales)]
         steps = [np.asarray(r, np.int32) for r in rows]
-        arrays = (tokens, *floats, *self.pages, self.table, *steps)
+        own = np.full((len(tokens), 3), 1 << 30)
+        own[:count] = offsets()[self.at : self.at + count]
+        turns = (own.reshape(len(starts), -1) if tile == 64 else own[::tile, :1]).astype(np.int32)
+        arrays = (tokens, *floats[:-1], turns, floats[-1], *self.pages, self.table, *steps)
         outputs = self.run(op, attrs_of(h, op, tile), arrays)
         first = op.name == "paged_attention"
         result = outputs[0] if first else outputs[2]
@@ -102,7 +119,7 @@ def attrs_of(h: truth.Heads, op: Op, tile: int) -> Attrs:
     sizes = {"heads": h.queries, "kv_heads": h.keys, "head_dim": h.dim, "eps": EPS, "kv_dtype": kv}
     if op.name == "attention_decode":
         return {**sizes, "keep": 1, "quant": "none", "n": 1}
-    return {**sizes, "tile": tile}
+    return {**sizes, "tile": tile, **(SECTIONS if tile == 64 else {})}
 
 
 def clear(h: truth.Heads) -> int:
@@ -119,7 +136,7 @@ def test_pages_hold_and_give_what_the_truth_says(page: int, fp8: bool, how: str)
     seed = clear(h) if fp8 else 0
     want = truth.attend(h, packed(h, seed))
     sequence = Sequence(h, how, page, seed)
-    parts = [sequence.go(paged_attention.OP, 64, 67)]
+    parts = [sequence.go(paged_attention.OP, 64, PREFILLED)]
     parts += [sequence.go(paged_attention.OP, 1, 1) for _ in range(2)]
     gated = sequence.go(attention_decode.OP, 1, 1)
     atol = 2e-6 * np.abs(want.o).max()
@@ -225,7 +242,8 @@ def test_the_kernels_keep_the_two_scales_apart(bench: Bench) -> None:
 
     sequence = OnGpu(h, "cuda", 64)
     sequence.given = given
-    parts = [sequence.go(paged_attention.OP, 64, 68), sequence.go(paged_attention.OP, 1, 1)]
+    parts = [sequence.go(paged_attention.OP, 64, PREFILLED)]
+    parts += [sequence.go(paged_attention.OP, 1, 1) for _ in range(2)]
     gated = sequence.go(attention_decode.OP, 1, 1)
     limit = 2.0**-6 * np.abs(want.o).max()
     got = np.concatenate(parts).reshape(-1, h.queries, h.dim)

@@ -107,7 +107,7 @@ def check(bench: cuda_node.Bench, launch: Launch, tactic: int = 0) -> None:
     limits = Tolerance()
     wide = replace(limits, element=2.0**-5 if launch.kv is B16 else limits.element)  # q is bf16 too
     assert cuda_node.compare("o", got[0], want[0], wide, False) == ""
-    for g, w, before in zip(got[1:], want[1:], arrays[5:7], strict=True):
+    for g, w, before in zip(got[1:], want[1:], arrays[6:8], strict=True):
         g_bits, w_bits, old = (x.view(f"u{x.itemsize}") for x in (g, w, before))
         same = w_bits == old
         same[-1] = False
@@ -163,12 +163,15 @@ class TestOnGpu:
         first = tiles({0: (0, 64, 37)}, kv, 4, 2)
         second = tiles({0: (101, 64, 35)}, kv, 4, 2)
         tokens = arrays[0].reshape(4 * 64, -1)
-        got, pages = [], arrays[5:7]
+        got, pages = [], arrays[6:8]
         for part, begin, n in ((first, 0, 101), (second, 101, 99)):
             qkv = np.full((128, tokens.shape[1]), np.nan, tokens.dtype)
             qkv[:n] = tokens[begin : begin + n]
             steps = [np.asarray(x, np.int32) for x in (part.slots, part.starts, part.counts)]
-            given = (qkv, *arrays[1:5], *pages, arrays[7], *steps)
+            turns = np.zeros((128, 3), np.int32)
+            turns[:n] = arrays[4].reshape(-1, 3)[begin : begin + n]
+            constants = (*arrays[1:4], turns.reshape(2, -1), arrays[5])
+            given = (qkv, *constants, *pages, arrays[8], *steps)
             o, *pages = run(bench, part, given, tactic)
             got.append(o[:n])
         joined = np.concatenate(got)
@@ -183,6 +186,8 @@ class TestOnGpu:
         want = run(bench, launch, arrays)[0]
         order = np.random.default_rng(1).permutation(len(want))
         for rows in (order, np.asarray([17])):
-            picked = [arrays[0][rows], *arrays[1:8], *(a[rows] for a in arrays[8:])]
+            qkv, *constants, turns = arrays[:5]
+            picked = [qkv[rows], *constants, turns[rows], *arrays[5:9]]
+            picked += [a[rows] for a in arrays[9:]]
             got = run(bench, launch, tuple(picked))[0]
             assert got.tobytes() == want[rows].tobytes()

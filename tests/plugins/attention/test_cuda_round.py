@@ -76,13 +76,13 @@ def compile_side_by_side(found: list[cuda_node.Planned], target: Target, cache: 
 def one_by_one(arrays: tuple[Array, ...], tile: int) -> Iterator[tuple[int, tuple[Array, ...]]]:
     """(t, the launch of token t of every row), without the pages that the ones before made."""
     qkv, *rest = arrays
-    rows = len(rest[7])
-    slots, starts, counts = rest[7:10]
+    slots, starts, counts = rest[8:11]
+    rows = len(slots)
     for t in range(tile):
         there = counts > t
         token = np.ascontiguousarray(qkv.reshape(rows, tile, -1)[:, t])
         steps = (np.where(there, slots, -1), starts + t, there)
-        yield t, (token, *rest[:7], *(np.asarray(x, np.int32) for x in steps), *rest[10:])
+        yield t, (token, *rest[:8], *(np.asarray(x, np.int32) for x in steps), *rest[11:])
 
 
 def check(launch: Launch, seed: int, bench: cuda_node.Bench, cache: Path) -> None:
@@ -184,9 +184,9 @@ class TestOnGpu:
         found = works(op, attrs, arrays, bench.target)
         compile_side_by_side(found, bench.target, cache)
         for order in dict.fromkeys(key(w, bench.target) for w in found):
-            pages, parts = list(arrays[5:7]), []
+            pages, parts = list(arrays[6:8]), []
             for _, token in one_by_one(arrays, tile):
-                at = (*token[:5], *pages, *token[7:])
+                at = (*token[:6], *pages, *token[8:])
                 ones = works(op, {**attrs, "tile": 1}, at, bench.target)
                 same = [w for w in ones if w.tactic.name == order]
                 if not same:

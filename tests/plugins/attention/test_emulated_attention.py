@@ -68,12 +68,15 @@ def test_a_prompt_cut_at_an_odd_place_has_the_same_bits(kv: DType, cache: Path) 
     first, second = given(kv, ((0, 0, 37),)), given(kv, ((0, 37, 64), (0, 101, 35)))
     arrays = drawn(whole, 6.0)
     want, *_ = run(whole, arrays, cache, late=True)
-    pages, got = arrays[5:7], []
+    pages, got = arrays[6:8], []
     for part, begin, tokens in ((first, 0, 37), (second, 37, 99)):
         qkv = np.full((64 * len(part.slots), arrays[0].shape[1]), np.nan, arrays[0].dtype)
         qkv[:tokens] = arrays[0][begin : begin + tokens]
         steps = [np.asarray(x, np.int32) for x in (part.slots, part.starts, part.counts)]
-        operands = (qkv, *arrays[1:5], *pages, arrays[7], *steps)
+        turns = np.zeros((64 * len(part.slots), 3), np.int32)
+        turns[:tokens] = arrays[4].reshape(-1, 3)[begin : begin + tokens]
+        constants = (*arrays[1:4], turns.reshape(len(part.slots), -1), arrays[5])
+        operands = (qkv, *constants, *pages, arrays[8], *steps)
         o, *pages = run(part, operands, cache, late=True)
         got.append(o[:tokens])
     joined = np.concatenate(got)

@@ -69,7 +69,7 @@ def tokens(arrays: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
         there = np.asarray(COUNTS) > t
         token = np.ascontiguousarray(qkv.reshape(len(COUNTS), TILE, -1)[:, t])
         steps = (np.where(there, SLOTS, -1), np.asarray(STARTS) + t, there)
-        yield (token, *rest[:7], *(np.asarray(s, np.int32) for s in steps), *rest[10:])
+        yield (token, *rest[:8], *(np.asarray(s, np.int32) for s in steps), *rest[11:])
 
 
 @pytest.mark.parametrize(("target", "kv", "sizes", "name", "one"), FORMS, ids=lambda v: str(v)[:20])
@@ -80,9 +80,9 @@ def test_a_team_has_the_bits_of_single_tokens(
     (team,) = [t for t in OP.cuda.tactics if t.name == name]
     (alone,) = [t for t in OP.cuda.tactics if t.name == one]
     keys, values, *got = run(team, attrs, arrays, target, cache, late=True)
-    pages, parts = list(arrays[5:7]), []
+    pages, parts = list(arrays[6:8]), []
     for token in tokens(arrays):
-        operands = (*token[:5], *pages, *token[7:])
+        operands = (*token[:6], *pages, *token[8:])
         *pages, y, codes = run(alone, {**attrs, "tile": 1}, operands, target, cache, late=True)
         parts.append((y, codes))
     live = np.arange(TILE) < np.asarray(COUNTS)[:, None]

@@ -199,6 +199,10 @@ def _launch(
         tokens = operands[name][start:stop]
         filler = np.full((pad, *tokens.shape[1:]), np.nan if tokens.dtype.kind == "f" else 0)
         made[name] = np.concatenate([tokens, filler.astype(tokens.dtype)])
+    if "rope_offsets" in operands:
+        turns = np.zeros((tiles * TILE, 3), np.int32)
+        turns[: stop - start] = operands["rope_offsets"].reshape(-1, 3)[start:stop]
+        made["rope_offsets"] = turns.reshape(tiles, -1)
     steps = start + TILE * np.arange(tiles)
     made["slots"] = np.full(tiles, SLOT, np.int32)
     made["starts"] = steps.astype(np.int32)

@@ -1,6 +1,7 @@
 """Which requests an engine takes."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from spark_engine.interface import Limits
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.request import Request, SamplingParams, capacity
 from spark_engine.runtime.server.engine_client.ipc import Submit
+from spark_engine.vision import Image, VisionInfo
 
 LIMITS = Limits(max_seqs=2, max_context=100, pages=10, vocab=50, page_size=16, bias_slots=4)
 EOS = (1, 2)
@@ -142,3 +144,52 @@ def test_what_goes_to_the_engine_with_every_choice_is_bounded() -> None:
             request.check(LIMITS, ())
         with pytest.raises(RequestError, match=words):
             Submit.of(0, request)
+
+
+VISION = VisionInfo(16, 2, 1024, 6 * 1024, (0.5,) * 3, (0.5,) * 3, 40, 41, 42)
+PIXELS = bytes(3 * 1024 * 2)
+
+
+def _image(start: int, rows: int = 1, columns: int = 2, pixels: bytes = PIXELS) -> Image:
+    return Image(start, rows, columns, pixels, bytes(16))
+
+
+def _check(*images: Image, rows: int = 4, vision: VisionInfo | None = VISION) -> None:
+    prompt = [1] * 90
+    for at in (2, 3, 10, 11, 80, 81):
+        prompt[at] = VISION.image_id
+    request = Request(tuple(prompt), images=images)
+    request.check(replace(LIMITS, image_rows=rows), EOS, vision)
+
+
+def test_images_that_fit_are_taken() -> None:
+    _check(_image(2), _image(10), _image(80))
+    _check(_image(2, 2, 1), _image(80), rows=2)
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        ((_image(1),), "not all of id 40"),
+        ((_image(10), _image(2)), "positions 2 to 4; it must be within 12 to 90"),
+        ((_image(2), _image(3, 1, 1, PIXELS[: 3 * 1024])), "within 4 to 90"),
+        ((_image(89),), "within 0 to 90"),
+        ((_image(2, pixels=b""),), "1 x 2 rows in 0 bytes"),
+        ((_image(2, -1, -2),), "-1 x -2"),
+        ((Image(2, 1, 2, PIXELS, b"short"),), "1 x 2 rows in"),
+    ],
+)
+def test_images_that_are_not_what_they_say_are_refused(
+    images: tuple[Image, ...], words: str
+) -> None:
+    with pytest.raises(RequestError, match=words):
+        _check(*images)
+
+
+def test_images_over_the_engines_limits_are_refused() -> None:
+    with pytest.raises(RequestError, match="the engine reads none"):
+        _check(_image(2), vision=None)
+    with pytest.raises(RequestError, match="4 rows with those next to it; it must be at most 3"):
+        _check(_image(2), _image(10), rows=3)
+    with pytest.raises(RequestError, match="at most 1024 pixels"):
+        _check(_image(2), vision=replace(VISION, most_pixels=1024))

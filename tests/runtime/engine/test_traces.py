@@ -1,5 +1,6 @@
 """Generated traces on the fake executor: every sequence's tokens equal its solo run."""
 
+import hashlib
 import random
 import time
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from spark_engine.interface import DECODE, PREFILL, Limits, drafts_of, verify_fa
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.plan import StepPlan
 from spark_engine.runtime.engine.policy import prefix_admission
+from spark_engine.runtime.engine.policy.image_rows import ImageRows
 from spark_engine.runtime.engine.policy.pacing import (
     BALANCED,
     LATENCY,
@@ -32,9 +34,10 @@ from spark_engine.runtime.engine.request import (
 )
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.executors.memory import Snapshot
+from spark_engine.vision import Image
 from tests.runtime.engine import automaton
 from tests.runtime.engine.invariants import check_idle, check_scheduler
-from tests.runtime.fake_executor import VOCAB, build_fake, poison_free
+from tests.runtime.fake_executor import VISION_INFO, VOCAB, build_fake, poison_free
 
 MOST_PASSED = -(-340 // 64)  # tiles that go before those of the longest sequence
 BOUNDED = (
@@ -332,9 +335,11 @@ def follow(watch: Watch, arrived: dict[int, Arrival], arrival: Arrival) -> Arriv
     number = list(arrived)[-arrival.follows]
     before = [*arrived[number].request.prompt, *tokens_of(watch.events[number])]
     own = arrival.request.prompt[: capacity(watch.engine.loaded.limits) - 1 - len(before)]
+    old = arrived[number].request.images
     if len(before) + len(own) >= capacity(watch.engine.loaded.limits):
         return arrival
-    return replace(arrival, request=replace(arrival.request, prompt=(*before, *own)))
+    request = replace(arrival.request, prompt=(*before, *own), images=old)
+    return replace(arrival, request=request)
 
 
 def fitted(arrival: Arrival, limits: Limits) -> Arrival:
@@ -359,6 +364,7 @@ def check_trace(trace: Trace) -> None:
     options = EngineOptions(swap_bytes=0, grammars=automaton.Automaton)
     alone = automaton.at_once(Engine(plain, options))
     for number, arrival in arrived.items():
+        alone.scheduler.images = ImageRows(limits.image_rows)
         events, expected = watch.events[number], solo(alone, arrival.request)
         assert events[-1].finish and not any(e.finish for e in events[:-1])
         if events[-1].finish is FinishReason.CANCELLED:
@@ -409,6 +415,45 @@ def test_traces_of_shared_beginnings_equal_solo_runs(
     """States are kept every 128 tokens, which no prompt here would see at the usual distance."""
     monkeypatch.setattr(prefix_admission, "EVERY", 128)
     check_trace(trace)
+
+
+def pictured(trace: Trace, seed: int) -> Trace:
+    """With images in most prompts: few, so that they repeat, at few places, so that prompts share
+    them; some differ in one pixel. Together they do not fit the pool."""
+    rng, made = random.Random(seed), []
+    for arrival in trace.arrivals:
+        prompt, images = [*arrival.request.prompt], []
+        for start in (5, 70, 122, 190):
+            rows, columns = rng.choice(((2, 3), (3, 5), (1, 4), (4, 1)))
+            if rng.random() < 0.7 and start + rows * columns <= len(prompt):
+                images.append(picture(start, rows, columns, rng.randrange(2)))
+                prompt[start : images[-1].end] = [VISION_INFO.image_id] * images[-1].tokens
+        request = replace(arrival.request, prompt=tuple(prompt), images=tuple(images))
+        made.append(replace(arrival, request=request))
+    limits = replace(trace.limits, image_rows=48)
+    return replace(trace, limits=limits, arrivals=tuple(made))
+
+
+def picture(start: int, rows: int, columns: int, pixel: int) -> Image:
+    pixels = bytes(rows * columns * 3 * 1024 - 1) + bytes([pixel])
+    digest = hashlib.blake2b(bytes([rows, columns]) + pixels, digest_size=16).digest()
+    return Image(start, rows, columns, pixels, digest)
+
+
+@settings(
+    max_examples=settings().max_examples,  # 100; 1,000 in `make soak`
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(trace=forks(), seed=st.integers(0, 2**32))
+def test_traces_with_images_equal_solo_runs(
+    monkeypatch: pytest.MonkeyPatch, trace: Trace, seed: int
+) -> None:
+    """Shared, repeated, cancelled, preempted and forked, with drafts and without."""
+    monkeypatch.setattr(prefix_admission, "EVERY", 128)
+    check_trace(pictured(trace, seed))
 
 
 @pytest.mark.parametrize("swap_bytes", [0, 6_000, 1 << 30])
