@@ -16,6 +16,7 @@ from spark_engine.errors import EngineError
 from spark_engine.interface import Limits, Precision
 from spark_engine.tensors import TensorSpec
 from spark_engine.typed import typed
+from spark_engine.vision import VisionInfo
 
 FORMAT = 7
 WEIGHTS = "weights.safetensors"
@@ -244,6 +245,7 @@ class Manifest:
     shares: Mapping[str, tuple[int, int]] = field(
         default_factory=dict
     )  # of a rank, and of how many
+    vision: VisionInfo | None = None  # how images become rows of `image_rows`; None: it reads none
 
     @property
     def weights_files(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
+from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 MOST = 1 << 48  # above any count or length in bytes that a file of ours can hold
@@ -23,6 +24,9 @@ def typed(kind: type[T], value: Any, where: str = "") -> T:
     made: Any
     if kind is Any or kind is object:
         made = value
+    elif origin is UnionType:  # of one kind and None
+        (inner,) = (arg for arg in args if arg is not NoneType)
+        made = None if value is None else typed(inner, value, where)
     elif origin is tuple:
         made = tuple(typed(args[0], v, where) for v in _of(list, value, where))
     elif origin is not None and issubclass(origin, Mapping):

@@ -21,6 +21,7 @@ import numpy as np
 from spark_engine.errors import RequestError
 from spark_engine.interface import MOST_DRAFTS, Limits
 from spark_engine.runtime.engine.constraint import ConstraintSpec
+from spark_engine.vision import DIGEST, Image
 
 MAX_STOP_STRINGS = 16
 # Bounds of each choice sent to the engine; the APIs' own bounds are within these.
@@ -28,6 +29,7 @@ MOST_STOP_IDS = 512
 MOST_BYTES = {"stop": 64 << 10, "grammar": 2 << 20, "owner": 512, "salt": 64}  # of texts, as UTF-8
 MOST_IDS, MOST_BARRED, MOST_MARKS = 4096, 1 << 17, 1024  # barred: ids and rows together
 MAX_LOGPROBS = 20
+MOST_IMAGES, MOST_PIXELS = 1024, 192 << 20  # of a request; pixels in bytes, of all together
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 # name: (lowest, highest), both allowed; checked for being finite first
 _RANGES = {
@@ -140,7 +142,8 @@ class Request:
     prompt, ascending, up to which other requests are likely to have the same tokens; they change no
     token. `constraint` restricts the sampled tokens. Requests share the results of equal prefixes
     only where their `salt` is equal. Among equal priorities owners (API keys, connections) take
-    turns, by `owner`.
+    turns, by `owner`. `images` are in the order of their rows in the prompt, where each row is one
+    token.
     """
 
     prompt: tuple[int, ...] | array[int]
@@ -150,6 +153,7 @@ class Request:
     constraint: ConstraintSpec | None = None
     owner: str = ""
     salt: bytes = b""
+    images: tuple[Image, ...] = ()
 
     @cached_property
     def packed(self) -> bytes:
@@ -172,6 +176,8 @@ class Request:
             ("calls", len(bound.calls), MOST_IDS),
             ("barred", barred + len(bound.barred), MOST_BARRED),
             ("marks", len(self.marks), MOST_MARKS),
+            ("images", len(self.images), MOST_IMAGES),
+            ("pixels", sum(len(image.pixels) for image in self.images), MOST_PIXELS),
         ):
             _require(count <= most, name, f"{count} entries", f"at most {most}")
 
@@ -189,12 +195,26 @@ class Request:
             room + f"{limits.page_size} tokens, one token to generate)",
         )
         self.params.check(limits, eos)
+        self._check_images()
         if self.constraint is not None:
             self.constraint.check(limits.vocab)
             count, forced = len(self.prompt), len(self.constraint.forced)
             left = capacity(limits) - count
             wanted = f"at most {left}, what the prompt of {count} tokens leaves"
             _require(forced <= left, "forced", f"{forced} tokens", wanted)
+
+    def _check_images(self) -> None:
+        """Each is within the prompt, behind the one before it, and has whole rows of pixels."""
+        end = 0
+        for image in self.images:
+            placed = image.rows > 0 < image.columns and end <= image.start
+            placed = placed and image.end <= len(self.prompt)
+            where = f"at {image.start}, {image.rows} x {image.columns} rows"
+            _require(placed, "image", where, f"from {end} to {len(self.prompt)}")
+            whole = image.pixels and not len(image.pixels) % (3 * image.tokens)
+            _require(bool(whole), "image", f"{len(image.pixels)} bytes", "whole rows of RGB pixels")
+            _require(len(image.digest) == DIGEST, "digest", image.digest.hex(), f"{DIGEST} bytes")
+            end = image.end
 
     def _check_ids(self, vocab: int) -> None:
         """In one pass outside Python, since a prompt of 100,000 ids is checked before it is queued;

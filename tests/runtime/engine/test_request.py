@@ -10,9 +10,17 @@ from spark_engine.interface import Limits
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.request import Request, SamplingParams, capacity
 from spark_engine.runtime.server.engine_client.ipc import Submit
+from spark_engine.vision import Image
 
 LIMITS = Limits(max_seqs=2, max_context=100, pages=10, vocab=50, page_size=16, bias_slots=4)
 EOS = (1, 2)
+
+
+def _image(start: int, columns: int = 1, pixels: int = 12, digest: int = 16) -> Image:
+    return Image(start, 1, columns, bytes(pixels * columns), bytes(digest))
+
+
+IMAGE = _image(0)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +143,8 @@ def test_what_goes_to_the_engine_with_every_choice_is_bounded() -> None:
         "marks is 1800 entries": Request((1,), marks=many * 3),
         "owner is 600 bytes": Request((1,), owner="a" * 600),
         "salt is 65 bytes": Request((1,), salt=b"a" * 65),
+        "images is 1025 entries": Request((1,), images=(IMAGE,) * 1025),
+        "pixels is 201326604 entries": Request((1,), images=(IMAGE, _image(0, 1 << 24))),
     }.items():
         with pytest.raises(RequestError, match=words):
             request.check_sizes()
@@ -142,3 +152,23 @@ def test_what_goes_to_the_engine_with_every_choice_is_bounded() -> None:
             request.check(LIMITS, ())
         with pytest.raises(RequestError, match=words):
             Submit.of(0, request)
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        ((_image(-1),), "image is at -1, 1 x 1 rows; it must be from 0 to 4"),
+        ((_image(3, 2),), "image is at 3, 1 x 2 rows; it must be from 0 to 4"),
+        ((_image(0, 2), _image(1)), "image is at 1, 1 x 1 rows; it must be from 2 to 4"),
+        ((_image(2), _image(0)), "image is at 0, 1 x 1 rows; it must be from 3 to 4"),
+        ((Image(0, 0, 1, bytes(12), bytes(16)),), "0 x 1 rows"),
+        ((Image(0, 1, -1, bytes(12), bytes(16)),), "1 x -1 rows"),
+        ((_image(0, 1, 13),), "image is 13 bytes; it must be whole rows of RGB pixels"),
+        ((_image(0, 1, 0),), "image is 0 bytes"),
+        ((_image(0, 1, 12, 15),), "it must be 16 bytes"),
+    ],
+)
+def test_images_are_placed_in_the_prompt(images: tuple[Image, ...], words: str) -> None:
+    Request((5,) * 4, images=(_image(0), _image(1, 3))).check(LIMITS, EOS)
+    with pytest.raises(RequestError, match=words):
+        Request((5,) * 4, images=images).check(LIMITS, EOS)
