@@ -92,9 +92,10 @@ FOLDERS = {
         "executors": set(),
         "ranks": {"executors"},
         "engine": {"executors", "ranks"},
+        "images": set(),
         "text": {"engine"},
         "structured": {"engine", "text"},
-        "server": {"engine", "ranks", "text", "structured"},
+        "server": {"engine", "ranks", "images", "text", "structured"},
         "doctor": {"engine", "executors", "ranks"},
         "replicas": {"engine", "server"},
         "cli": {

@@ -86,9 +86,15 @@ def prompt_logprobs(events: Sequence[Event], most: int, tokenizer: Tokenizer | N
     return rows
 
 
-def usage(prompt: int, completion: int, cached: int, drafts: tuple[int, int] | None = None) -> Json:
+def usage(
+    prompt: int,
+    completion: int,
+    cached: int,
+    drafts: tuple[int, int] | None = None,
+    images: int = 0,
+) -> Json:
     """Token counts. `cached`: prompt tokens from the prefix cache; `drafts`: those verified and
-    those accepted, of an engine with drafts."""
+    those accepted, of an engine with drafts; `images`: prompt tokens that are images."""
     total = prompt + completion
     counts: Json = {
         "prompt_tokens": prompt,
@@ -96,6 +102,8 @@ def usage(prompt: int, completion: int, cached: int, drafts: tuple[int, int] | N
         "total_tokens": total,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+    if images:
+        counts["prompt_tokens_details"]["image_tokens"] = images
     if drafts is not None:
         verified, kept = drafts
         counts["completion_tokens_details"] = {
