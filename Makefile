@@ -130,7 +130,7 @@ replicas: $(VENV)/.test
 # The page at / in a real Chromium without a window (apt-get install chromium): three minutes.
 page: $(VENV)/.test
 	$(PIP) install -e '.[page]'
-	$(BIN)/pytest tests/page/chat.py tests/page/parts.py tests/page/views.py
+	$(BIN)/pytest tests/page/chat.py tests/page/conversation.py tests/page/files.py tests/page/parts.py tests/page/views.py
 
 # Real clients (openai, anthropic, langchain, lm-eval, …), each in a separate environment, against
 # the embedded model: 8 GB of packages, a quarter of an hour; writes the table of docs/use/clients.md.
