@@ -35,7 +35,7 @@ from spark_engine.runtime.cli.options.run_options import (
     settings,
 )
 from spark_engine.runtime.cli.profile import finish
-from spark_engine.runtime.cli.terminal.conversation import ChatHistory
+from spark_engine.runtime.cli.terminal.conversation import ChatHistory, with_images
 from spark_engine.runtime.cli.terminal.printable import printable
 from spark_engine.runtime.cli.terminal.session import Answer, Session
 from spark_engine.runtime.engine.load import HOST_TARGETS
@@ -46,6 +46,7 @@ from spark_engine.runtime.server.engine_client.engine_folder import check_ranks
 from spark_engine.runtime.server.operation.json_stderr import standard_error
 from spark_engine.runtime.server.operation.logs import LogFormat, set_up
 from spark_engine.runtime.text.reply_parts import Delta, Kind
+from spark_engine.vision import Image
 
 NAME = "spark-run"
 HISTORY = Path("spark", "history")  # of a chat, in the folder of programs' states
@@ -227,10 +228,11 @@ def _answer(mode: Mode, folder: Path, values: Mapping[str, Any]) -> int:
     alone = replace(engine_options(values), cache_bytes=0)  # one answer: no cache
     session = Session(folder, alone, chat_options(values))
     try:
-        prompt = _prompt(session, mode, values)
+        prompt, images = _prompt(session, mode, values)
         with Progress(sys.stderr) as shown:
             chat = mode is Mode.CHAT
-            answer = session.start(prompt, body(values), values["logprobs"], shown, chat)
+            asked = body(values), values["logprobs"]
+            answer = session.start(prompt, *asked, shown, chat, images)
         if values["json"]:
             deltas = _collect(session, answer, chat)
             click.echo(json.dumps({**answer.to_json(), **deltas}))
@@ -246,9 +248,11 @@ def _answer(mode: Mode, folder: Path, values: Mapping[str, Any]) -> int:
     return 0
 
 
-def _prompt(session: Session, mode: Mode, values: Mapping[str, Any]) -> list[int]:
+def _prompt(
+    session: Session, mode: Mode, values: Mapping[str, Any]
+) -> tuple[list[int], tuple[Image, ...]]:
     if mode is Mode.PROMPT_IDS:
-        return _ids(values["prompt_ids"])
+        return _ids(values["prompt_ids"]), ()
     text = _text(mode.flag, "-" if values[mode] is None else values[mode])
     if mode is Mode.CHAT:
         if values["chat"] is None and not text.strip():
@@ -256,10 +260,10 @@ def _prompt(session: Session, mode: Mode, values: Mapping[str, Any]) -> list[int
                 "standard input is empty: pipe in the message, or give one of --prompt, "
                 "--prompt-ids, --chat and --serve"
             )
-        said = {"system": values["system"], "user": text}
-        messages = [{"role": k, "content": v} for k, v in said.items() if v is not None]
-        text = session.render(messages, False if values["no_thinking"] else None)
-    return session.encode(text)
+    said = {"system": values["system"], "user": with_images(map(Path, values["image"]), text)}
+    messages = [{"role": k, "content": v} for k, v in said.items() if v is not None]
+    thinking = False if values["no_thinking"] else None
+    return session.prompt(messages, thinking, chat=mode is Mode.CHAT)
 
 
 def _text(option: str, given: str) -> str:

@@ -29,6 +29,7 @@ MOST_STOP_IDS = 512
 MOST_BYTES = {"stop": 64 << 10, "grammar": 2 << 20, "owner": 512, "salt": 64}  # of texts, as UTF-8
 MOST_IDS, MOST_BARRED, MOST_MARKS = 4096, 1 << 17, 1024  # barred: ids and rows together
 MAX_LOGPROBS = 20
+MOST_IMAGES, MOST_PIXELS = 1024, 192 << 20  # of a request; pixels in bytes, of all together
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 # name: (lowest, highest), both allowed; checked for being finite first
 _RANGES = {
@@ -141,8 +142,8 @@ class Request:
     prompt, ascending, up to which other requests are likely to have the same tokens; they change no
     token. `constraint` restricts the sampled tokens. Requests share the results of equal prefixes
     only where their `salt` is equal. Among equal priorities owners (API keys, connections) take
-    turns, by `owner`. `images` of the prompt: tokens from `start` on are their rows; the ids there
-    are the engine's `image_id`.
+    turns, by `owner`. `images` are in the order of their rows in the prompt, where each row is one
+    token: the engine's `image_id`.
     """
 
     prompt: tuple[int, ...] | array[int]
@@ -175,7 +176,8 @@ class Request:
             ("calls", len(bound.calls), MOST_IDS),
             ("barred", barred + len(bound.barred), MOST_BARRED),
             ("marks", len(self.marks), MOST_MARKS),
-            ("images", len(self.images), MOST_MARKS),
+            ("images", len(self.images), MOST_IMAGES),
+            ("pixels", sum(len(image.pixels) for image in self.images), MOST_PIXELS),
         ):
             _require(count <= most, name, f"{count} entries", f"at most {most}")
 

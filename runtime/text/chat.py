@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from spark_engine.errors import EngineError, RequestError
+from spark_engine.runtime.text.image_parts import Marks
 from spark_engine.runtime.text.messages import Message, normalise
 from spark_engine.runtime.text.reply_formats import ReasoningFormat
 
@@ -81,9 +83,10 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
+        marks: Marks | None = None,
     ) -> str:
         """The text of a prompt that ends where the answer starts. Raises the errors of `prompt`."""
-        return self._render(normalise(messages), tools, options, True)
+        return self._render(normalise(messages), tools, options, True, marks)
 
     def accepted(self, name: str, values: Iterable[str], **more: Any) -> frozenset[str]:
         """The values of an option that the template accepts together with the options `more`; all
@@ -92,6 +95,19 @@ class ChatTemplate:
         if not self._takes({}):
             return frozenset(given)
         return frozenset(value for value in given if self._takes({name: value, **more}))
+
+    @cached_property
+    def _writes_images(self) -> bool:
+        """True if the template writes something for an image in a list of parts."""
+        text, image = {"type": "text", "text": "hi"}, {"type": "image"}
+        try:
+            with_it, without = (
+                self._render([{"role": "user", "content": parts}], None, None, True, None)
+                for parts in ([text, image], [text])
+            )
+        except RequestError:
+            return False
+        return with_it != without
 
     def _takes(self, options: Mapping[str, Any]) -> bool:
         try:
@@ -107,17 +123,19 @@ class ChatTemplate:
         options: Mapping[str, Any] | None = None,
         ending: Ending = Ending.ANSWER,
         thoughts: ReasoningFormat | None = None,
+        marks: Marks | None = None,
     ) -> Prompt:
         """The prompt. `options`: `chat_template_kwargs`, e.g. {"enable_thinking": False};
-        `thoughts`: the marks of the model's thoughts, None if it has none.
+        `thoughts`: the marks of the model's thoughts, None if it has none; `marks`: of the images
+        in the messages, around what the template writes for each.
 
         Raises RequestError for malformed messages (`normalise`), for the template's own refusals,
         and if the last message cannot be continued.
         """
         plain = normalise(messages)
         if ending is Ending.CONTINUE:
-            return self._continued(plain, tools, options)
-        text = self._render(plain, tools, options, ending is Ending.ANSWER)
+            return self._continued(plain, tools, options, marks)
+        text = self._render(plain, tools, options, ending is Ending.ANSWER, marks)
         opens = thoughts is not None and text.rstrip().endswith(thoughts.start)
         return Prompt(text, opens)
 
@@ -126,6 +144,7 @@ class ChatTemplate:
         plain: list[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         options: Mapping[str, Any] | None,
+        marks: Marks | None,
     ) -> Prompt:
         """Renders with a marker at the end of the last message and cuts there, which removes the
         template's text after a message."""
@@ -136,7 +155,7 @@ class ChatTemplate:
         thinking = not last["content"] and bool(last.get("reasoning_content"))
         name = "reasoning_content" if thinking else "content"
         marked = [*plain[:-1], {**last, name: last[name] + _HERE}]
-        text, here, _ = self._render(marked, tools, options, False).rpartition(_HERE)
+        text, here, _ = self._render(marked, tools, options, False, marks).rpartition(_HERE)
         if not here:
             words = (
                 f"the chat template leaves out the last message's {name}: it cannot be continued"
@@ -150,8 +169,11 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         options: Mapping[str, Any] | None,
         generation: bool,
+        marks: Marks | None,
     ) -> str:
         options = dict(options or {})
+        if marks is not None and self._writes_images:
+            plain = [{**message, "content": marks.parts(message["content"])} for message in plain]
         for name in RESERVED:
             if name in options:
                 words = f"chat_template_kwargs may not set {name!r}; send it directly"

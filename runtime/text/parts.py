@@ -3,7 +3,7 @@
 Knows the part types of OpenAI's and Anthropic's APIs. A text model cannot read images, audio or
 files, and a client sends its whole history with every request. So nothing here raises: an
 unreadable part becomes a short note at its position, and the model can report that it does not see
-it.
+it. The images that a model does see were replaced before (`image_parts`).
 """
 
 import json
@@ -30,7 +30,7 @@ def text_of(content: Any, joint: str = "") -> str:
     if isinstance(content, list):
         return _joined(content, joint, _DEPTH)
     found = None
-    if isinstance(content, Mapping) and {"type", "text"} & set(content):
+    if is_content(content):
         found = _part(content, _DEPTH)  # otherwise a tool's own object
     return to_json(content) if found is None else found[0]
 
@@ -45,6 +45,25 @@ def kind_of(part: Any) -> str:
     """The type of a part; empty without one."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     return kind if isinstance(kind, str) else ""
+
+
+def is_content(value: Any) -> bool:
+    """True for one part that is a whole content; other objects are a tool's JSON."""
+    return isinstance(value, Mapping) and bool({"type", "text"} & set(value))
+
+
+def has_text(part: Mapping[str, Any]) -> bool:
+    """True if a part is read as text, whatever else it has."""
+    kind, text = kind_of(part), part.get("text")
+    return kind in THOUGHTS or isinstance(text, str) or (text is None and kind in _TEXTS)
+
+
+def is_image(part: Mapping[str, Any]) -> bool:
+    return kind_of(part) in _IMAGES or "image_url" in part
+
+
+def is_video(part: Mapping[str, Any]) -> bool:
+    return kind_of(part) in _VIDEOS
 
 
 def to_json(value: Any) -> str:
@@ -89,11 +108,11 @@ def _part(part: Any, depth: int) -> tuple[str, bool] | None:
     text = part.get("text") if text is None else text
     if isinstance(text, str) or (text is None and kind in _TEXTS):
         return text or "", False
-    if kind in _IMAGES or "image_url" in part:
+    if is_image(part):
         return "[an image that this model cannot see]", True
     if kind in _SOUNDS:
         return "[a sound that this model cannot hear]", True
-    if kind in _VIDEOS:
+    if is_video(part):
         return "[a video that this model cannot see]", True
     if (inside := _inside(part, depth)) is not None:
         return inside, True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterable, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class Tokenizer:
         self.longest = max(map(len, self._bytes), default=0)  # bytes of a token
         known = ((backend.token_to_id(mark), mark) for mark in sorted(marks()))
         self.marks = {i: mark for i, mark in known if i is not None}  # of thoughts and calls
+        self._spelled: dict[int, list[int]] = {}
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -76,7 +78,18 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"the text is not valid Unicode: {error}") from None
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        if self._spelled.keys().isdisjoint(ids):
+            return ids
+        return [one for token in ids for one in self._spelled.get(token, (token,))]
+
+    def without(self, reserved: Iterable[int]) -> Tokenizer:
+        """The same, but no text becomes the `reserved` tokens: their words are spelled with others,
+        as if the first character were apart."""
+        made = copy(self)
+        words = {token: self.decode([token], skip_special=False) for token in reserved}
+        made._spelled = {i: self.encode(w[:1]) + self.encode(w[1:]) for i, w in words.items()}
+        return made
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of a whole sequence; invalid UTF-8 becomes U+FFFD."""

@@ -97,7 +97,7 @@ FOLDERS = {
         "engine": {"executors", "ranks", "images"},
         "text": {"engine"},
         "structured": {"engine", "text"},
-        "server": {"engine", "ranks", "text", "structured"},
+        "server": {"engine", "ranks", "images", "text", "structured"},
         "doctor": {"engine", "executors", "ranks"},
         "replicas": {"engine", "server"},
         "cli": {

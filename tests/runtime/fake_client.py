@@ -12,6 +12,7 @@ from spark_engine.runtime.server.engine_client.client import Mailbox
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo, Stats
 from spark_engine.runtime.server.prompts.contract import (
     Blobs,
+    Fetched,
     JobKind,
     PromptJob,
     Result,
@@ -62,15 +63,21 @@ class Inline:
         self.jobs: list[JobKind] = []
 
     async def run(
-        self, kind: JobKind, blobs: Sequence[Blobs], owner: str = ""
+        self,
+        kind: JobKind,
+        blobs: Sequence[Blobs],
+        owner: str = "",
+        fetched: tuple[Fetched, ...] = (),
     ) -> tuple[Result, list[bytes]]:
-        return self.do(kind, blobs)
+        return self.do(kind, blobs, fetched)
 
-    def do(self, kind: JobKind, blobs: Sequence[Blobs]) -> tuple[Result, list[bytes]]:
+    def do(
+        self, kind: JobKind, blobs: Sequence[Blobs], fetched: tuple[Fetched, ...] = ()
+    ) -> tuple[Result, list[bytes]]:
         """The same, for any thread."""
         self.jobs.append(kind)
         whole = [b"".join(parts) for parts in blobs]
-        header, found = self.handler.handle(encode(PromptJob(kind, 0.0)), whole)
+        header, found = self.handler.handle(encode(PromptJob(kind, 0.0, fetched)), whole)
         return decode_result(header), found
 
     def refuse_one(self, owner: str) -> bool:
@@ -103,10 +110,10 @@ def _json(data: bytes) -> Json:
 
 def service(client: Any, tokenizer: Tokenizer | None, drafts: int = 0, **options: Any) -> Served:
     """A service of an engine with 64 tokens of context (or `context`) and 4 slots, which reads
-    bodies in this process, or by `pool`."""
+    bodies in this process, or by `pool`. `vision`: how it reads images."""
     context = options.pop("context", 64)
     limits = Limits(max_seqs=4, max_context=context, pages=context, vocab=512, drafts=drafts)
-    info = EngineInfo("fake", limits, (1,))
+    info = EngineInfo("fake", limits, (1,), vision=options.pop("vision", None))
     template = options.pop("template", None)
     how = options.pop("chat", ChatOptions()), options.pop("allow_priority", False)
     pool = options.pop("pool", None) or inline(client, info, tokenizer, template, *how)

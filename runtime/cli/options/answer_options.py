@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from spark_engine.errors import OptionError
-from spark_engine.runtime.cli.options.option import CHATS, ONE, Group, Mode, table
+from spark_engine.runtime.cli.options.option import CHATS, ONE, SERVING, Group, Mode, table
+from spark_engine.runtime.engine.request import MOST_IMAGES
 from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.server.prompts.conversation import ChatOptions
 from spark_engine.runtime.text.chat import RESERVED
@@ -18,6 +19,7 @@ from spark_engine.runtime.text.reply_formats import AUTO, REASONING, TOOLS
 from spark_engine.runtime.text.thinking import EFFORTS
 
 CHATTING = frozenset(Mode) - {Mode.PROMPT, Mode.PROMPT_IDS}
+SEEING = frozenset(Mode) - {Mode.PROMPT_IDS}
 
 
 def _form(path: str | None) -> dict[str, Any] | None:
@@ -52,6 +54,14 @@ _own, _answer, _chat = (table(Group.ANSWER, owner) for owner in (None, Body, Cha
 ANSWER = (
     _own("--no-thinking", "Answer a chat without thinking first.", bool, modes=CHATS),
     _own("--system", "Begin a chat with this system message.", modes=CHATS),
+    _own(
+        "--image",
+        "Show the model this image before the text. May be given several times.",
+        click.Path(dir_okay=False),
+        many=True,
+        metavar="FILE",
+        modes=frozenset({Mode.PROMPT, Mode.CHAT}),
+    ),
     _answer("--max-tokens", "Tokens at most; as many as fit by default.", int),
     _answer("--min-tokens", "Do not end before this many tokens.", int),
     _answer("--temperature", "0 takes the likeliest token.", float),
@@ -121,5 +131,27 @@ CHAT = (
         metavar="JSON",
         modes=CHATTING,
         turn=_kwargs,
+    ),
+    _chat(
+        "--max-images",
+        "Images of a request; of a longer history the oldest become notes. 0: read none.",
+        click.IntRange(0, MOST_IMAGES),
+        metavar="N",
+        modes=SEEING,
+    ),
+    _chat(
+        "--max-image-pixels",
+        "Pixels of an image; larger ones are made smaller. By default as the engine was built.",
+        click.IntRange(1),
+        metavar="N",
+        modes=SEEING,
+    ),
+    _chat(
+        "--media-domains",
+        "Fetch images from https://NAME too, by their URLs. May be given several times.",
+        many=True,
+        metavar="NAME",
+        modes=SERVING,
+        turn=tuple,
     ),
 )

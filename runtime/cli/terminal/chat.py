@@ -76,8 +76,8 @@ class TerminalChat:
     def _answer(self) -> None:
         told = self._conversation
         with _interrupts() as stopped:
-            prompt = self._session.encode(self._session.render(told.prompt(), told.thinking))
-            answer = self._session.start(prompt, Body(**told.settings), chat=True)
+            prompt, images = self._session.prompt(told.prompt(), told.thinking)
+            answer = self._session.start(prompt, Body(**told.settings), chat=True, images=images)
             parts = self._show(answer, stopped)
         told.reply(parts)
         told.totals.add(answer)

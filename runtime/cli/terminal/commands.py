@@ -16,7 +16,7 @@ from spark_engine.errors import OptionError
 from spark_engine.hints import near
 from spark_engine.runtime.cli.options.answer_options import ANSWER
 from spark_engine.runtime.cli.options.option import Option
-from spark_engine.runtime.cli.terminal.conversation import ChatHistory
+from spark_engine.runtime.cli.terminal.conversation import ChatHistory, with_images
 from spark_engine.runtime.server.api.common import Body, check
 
 MARK = "/"  # of a command; doubled for a message that starts with it
@@ -186,6 +186,15 @@ def _file(conversation: ChatHistory, text: str) -> CommandResult:
     return CommandResult(f"{path.name}, {len(content):,} characters, goes with your next message")
 
 
+def _image(conversation: ChatHistory, text: str) -> CommandResult:
+    if not text:
+        raise OptionError("/image needs the name of an image file, e.g. /image plot.png")
+    path = Path(text).expanduser()
+    with_images([path], "")  # raises where it cannot be read
+    conversation.images.append(path)
+    return CommandResult(f"{path.name} is shown with your next message")
+
+
 def _stats(conversation: ChatHistory, _: str) -> CommandResult:
     total = conversation.totals
     lines = [
@@ -219,6 +228,7 @@ COMMANDS = (
     Command("retry", "", "answer the last message again", _retry, aliases=("regenerate",)),
     Command("undo", "", "remove your last message and its answer", _undo),
     Command("file", "FILE", "send a text file with your next message", _file, (), True),
+    Command("image", "FILE", "show an image with your next message", _image, (), True),
     Command(
         "save", "[FILE]", "write the chat to a file, as a request of the server", _save, (), True
     ),

@@ -3,9 +3,11 @@
 Knows messages and settings. Knows no terminal, no engine and no template.
 """
 
+import base64
 import json
+import mimetypes
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from spark_engine.errors import OptionError, RequestError
 from spark_engine.runtime.cli.terminal.session import Answer
 from spark_engine.runtime.text.reply_parts import Kind
 
+MOST_IMAGE = 24 << 20  # bytes of a file that are read: more than the decoder accepts
 ROLES = ("system", "user", "assistant")
 Message = dict[str, Any]
 
@@ -64,15 +67,17 @@ class ChatHistory:
     used: int = 0  # tokens of the prompt and the answer at the last turn
     file: Path | None = None  # the last file that it was saved to or loaded from
     attached: list[str] = field(default_factory=list)  # texts of files for the next message
+    images: list[Path] = field(default_factory=list)  # files for the next message
 
     def prompt(self) -> list[Message]:
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*first, *self.messages]
 
     def ask(self, text: str) -> None:
-        """Adds the user's turn, with the attached files."""
-        self.messages.append({"role": "user", "content": "\n\n".join([*self.attached, text])})
-        self.attached = []
+        """Adds the user's turn, with the attached files. Raises OptionError."""
+        content = with_images(self.images, "\n\n".join([*self.attached, text]))
+        self.messages.append({"role": "user", "content": content})
+        self.attached, self.images = [], []
 
     def attach(self, name: str, text: str) -> None:
         """Attaches a text file to the next message, quoted by more backticks than it contains."""
@@ -101,6 +106,7 @@ class ChatHistory:
         """Starts again; the system message and the settings stay."""
         self.messages.clear()
         self.attached.clear()
+        self.images.clear()
         self.used = 0
 
     def save(self, path: Path) -> None:
@@ -140,6 +146,21 @@ class ChatHistory:
         self.used = 0
 
 
+def with_images(paths: Iterable[Path], text: str) -> str | list[dict[str, Any]]:
+    """A message's content: the text, behind images if there are any. Raises OptionError."""
+    parts: list[dict[str, Any]] = []
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                data = file.read(MOST_IMAGE)
+        except OSError as error:
+            raise OptionError(system_words(error)) from None
+        kind = mimetypes.guess_type(path)[0] or "image/png"
+        url = {"url": f"data:{kind};base64,{base64.b64encode(data).decode()}"}
+        parts.append({"type": "image_url", "image_url": url})
+    return [*parts, {"type": "text", "text": text}] if parts else text
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
@@ -156,4 +177,7 @@ def _is_message(row: Any) -> bool:
     if not isinstance(row, dict) or row.get("role") not in ROLES:
         return False
     thought = row.get("reasoning_content", "")
-    return isinstance(row.get("content"), str) and isinstance(thought, str)
+    parts = row.get("content")
+    text = isinstance(parts, str)
+    text = text or isinstance(parts, list) and all(isinstance(part, dict) for part in parts)
+    return text and isinstance(thought, str)

@@ -5,6 +5,7 @@ Knows the engine and the text of its answers. Knows no command line.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,22 @@ from typing import Any
 from spark_engine.errors import InternalError, RequestError
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
-from spark_engine.runtime.engine.request import Event, FinishReason, Request
+from spark_engine.runtime.engine.request import Event, FinishReason, Request, capacity
 from spark_engine.runtime.engine.trace import ENGINE, trace_of
 from spark_engine.runtime.server.api.answers import FINISH, usage
 from spark_engine.runtime.server.api.common import Body, Defaults, check, room_after, sampling
 from spark_engine.runtime.server.engine_client import engine_folder
 from spark_engine.runtime.server.engine_client.ipc import Stats, summarise
 from spark_engine.runtime.server.prompts.conversation import ChatOptions, ChatReader
+from spark_engine.runtime.server.prompts.preparer import image_reader, reserve
 from spark_engine.runtime.server.prompts.text_files import grammars_of, read_text
+from spark_engine.runtime.text.image_parts import Marks
 from spark_engine.runtime.text.messages import Message
+from spark_engine.runtime.text.parts import text_of
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.turns import Turns
+from spark_engine.vision import Image
 
 
 @dataclass
@@ -101,10 +106,13 @@ class Session:
         engine_folder.check_ranks(folder, self._options)
         engine_folder.check_drafts(self._options.drafts, self.info.limits)
         engine_folder.check_cache(self._options.cache_bytes, folder)
-        self._tokenizer, self._template = read_text(folder)
+        tokenizer, self._template = read_text(folder)
+        self._tokenizer = reserve(tokenizer, self.info.vision)
+        chat = chat or ChatOptions()
+        self._images = image_reader(self.info.vision, chat)
         grammars = grammars_of(self._tokenizer, self.info)
         self._options = replace(self._options, grammars=grammars)
-        self._reader = ChatReader(self._template, self._tokenizer, chat or ChatOptions(), grammars)
+        self._reader = ChatReader(self._template, self._tokenizer, chat, grammars)
         self._turns = Turns(self._tokenizer)
         self._engine: Engine | None = None
         self._trace = trace_of(self._options.profile, ENGINE)
@@ -121,7 +129,28 @@ class Session:
         """True if a chat starts with a thought by default."""
         return self._reader.default.enabled is not False
 
-    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
+    def prompt(
+        self, messages: Sequence[Message], thinking: bool | None = None, chat: bool = True
+    ) -> tuple[list[int], tuple[Image, ...]]:
+        """The ids and images of a chat, or of its texts alone. Raises RequestError."""
+        messages, images = deepcopy(messages), self._images({})
+        if images is not None:
+            images.take(messages, "messages")
+        elif any(isinstance(message["content"], list) for message in messages):
+            raise RequestError("this engine reads no images: leave them out")
+        marks = None if images is None else images.marks
+        text = "".join(text_of(message["content"]) for message in messages)
+        text = self.render(messages, thinking, marks) if chat else text
+        if images is None or self._tokenizer is None:
+            return self.encode(text), ()
+        return images.tokens(text, self._tokenizer, capacity(self.info.limits))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        thinking: bool | None = None,
+        marks: Marks | None = None,
+    ) -> str:
         """The prompt for a chat; `thinking` None: the default of the session's options.
 
         Raises RequestError when there is no template, or it refuses.
@@ -130,7 +159,7 @@ class Session:
             raise RequestError("this engine has no chat template; give --prompt or --prompt-ids")
         wanted = self.thinks if thinking is None else thinking
         options = self._reader.thinking({"enable_thinking": wanted}).options
-        return self._template.render(messages, options=options)
+        return self._template.render(messages, options=options, marks=marks)
 
     def parser(self, answer: Answer) -> ReplyParser:
         return self._reader.parser(answer.thinking)
@@ -152,6 +181,7 @@ class Session:
         logprobs: int | None = None,
         shown: Progress | None = None,
         chat: bool = False,
+        images: tuple[Image, ...] = (),
     ) -> Answer:
         """Checks the request, opens the engine if needed, submits. One answer at a time. In a
         `chat` stop strings apply after the thought.
@@ -165,7 +195,7 @@ class Session:
         thinking = self._reader.opens_thought(prompt)
         bound = self._reader.bound(thinking, body)
         marks = self._turns.marks(prompt)
-        request = Request(tuple(prompt), params, marks=marks, constraint=bound)
+        request = Request(tuple(prompt), params, marks=marks, constraint=bound, images=images)
         request.check(info.limits, eos)
         load_s = self.open(shown)
         self._start = time.monotonic()

@@ -89,9 +89,15 @@ def prompt_logprob(event: Event, tokenizer: Tokenizer | None, most: int) -> msgs
     return raw(row)
 
 
-def usage(prompt: int, completion: int, cached: int, drafts: tuple[int, int] | None = None) -> Json:
+def usage(
+    prompt: int,
+    completion: int,
+    cached: int,
+    drafts: tuple[int, int] | None = None,
+    images: int = 0,
+) -> Json:
     """Token counts. `cached`: prompt tokens from the prefix cache; `drafts`: those verified and
-    those accepted, of an engine with drafts."""
+    those accepted, of an engine with drafts; `images`: prompt tokens that are images."""
     total = prompt + completion
     counts: Json = {
         "prompt_tokens": prompt,
@@ -99,6 +105,8 @@ def usage(prompt: int, completion: int, cached: int, drafts: tuple[int, int] | N
         "total_tokens": total,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+    if images:
+        counts["prompt_tokens_details"]["image_tokens"] = images
     if drafts is not None:
         verified, kept = drafts
         counts["completion_tokens_details"] = {

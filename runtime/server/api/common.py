@@ -15,7 +15,12 @@ from typing import Any
 import msgspec
 
 from spark_engine.interface import MOST_DRAFTS, Limits
-from spark_engine.runtime.engine.request import MAX_LOGPROBS, SamplingParams, capacity
+from spark_engine.runtime.engine.request import (
+    MAX_LOGPROBS,
+    MOST_PIXELS,
+    SamplingParams,
+    capacity,
+)
 from spark_engine.runtime.server.api.fields import BadField, check_range, short, too_long
 from spark_engine.runtime.server.api.unsupported_fields import UnsupportedFields
 
@@ -220,8 +225,12 @@ def either(first: Any, second: Any) -> Any:
     return second if first is None else first
 
 
-def check_together(prompt: Sequence[int], n: int) -> None:
-    """Raises BadField where too much is sent to the engine: each choice with its prompt."""
+def check_together(prompt: Sequence[int], n: int, pixels: int = 0) -> None:
+    """Raises BadField where too much is sent to the engine: each choice with its prompt, and the
+    `pixels` (bytes) of its images."""
+    if pixels * n > MOST_PIXELS:
+        words = f"n is {n}; of a prompt with images of {pixels} bytes of pixels"
+        raise BadField(f"{words} at most {MOST_PIXELS // pixels} choices are made at once", "n")
     if 4 * len(prompt) * n > MOST_SUBMITTED:
         most = MOST_SUBMITTED // (4 * len(prompt))
         words = f"n is {n}; of a prompt of {len(prompt)} tokens at most {most} choices are made"

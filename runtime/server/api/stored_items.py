@@ -16,8 +16,11 @@ import msgspec
 
 from spark_engine.runtime.server.api.answers import Json, Part
 from spark_engine.runtime.server.api.fields import BadField
+from spark_engine.runtime.text.image_parts import find_images
 
 MOST_ITEMS = 1 << 16  # of one conversation
+MOST_IMAGED = 16 << 20  # bytes of a conversation with images
+NOT_KEPT = "[an image that is no longer stored]"
 _CALL = ("call_id", "name", "namespace", "status")
 # fields of known items; of others all fields are stored
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -93,11 +96,21 @@ class StoredItems:
 
 def store_items(items: Sequence[Json]) -> StoredItems:
     """Items as they are stored: each with an id, and known types without unknown fields.
-    Raises BadField for too many."""
+    Of a conversation over MOST_IMAGED bytes the oldest images become notes. Raises BadField for
+    too many."""
     if len(items) > MOST_ITEMS:
         raise BadField(f"the input has {len(items)} items; at most {MOST_ITEMS} are read", "input")
     name, encode = secrets.token_hex(12), msgspec.json.Encoder().encode
     parts = [encode(_kept(item, f"{name}{i:x}")) for i, item in enumerate(items)]
+    over = sum(map(len, parts)) - MOST_IMAGED
+    for i, part in enumerate(parts):
+        if over <= 0:
+            break
+        if found := find_images([row := msgspec.json.decode(part)], "input"):
+            for one in found:
+                one.replace(NOT_KEPT)
+            parts[i] = encode(row)
+            over -= len(part) - len(parts[i])
     ends, at = array("Q"), 0
     for part in parts:
         at += len(part) + 1

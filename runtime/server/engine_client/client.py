@@ -5,7 +5,7 @@ no process (`supervisor.py`).
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,14 +16,15 @@ from spark_engine.runtime.server.engine_client.ipc import (
     Cancel,
     Refused,
     StepReport,
-    Submit,
     encode,
+    submitted,
 )
 from spark_engine.runtime.server.engine_client.supervisor import EngineDied, Supervision, Supervisor
 
 __all__ = ["Answer", "Busy", "ClientTooSlow", "EngineClient", "EngineDied", "Mailbox", "Restarting"]
 MEMORY_SHORT = "memory_short: the machine's memory is nearly used up, and new requests wait for it"
 SENDS = 2  # a request without a token so far is sent to at most two engine processes
+MOST_PIXELS = 1 << 30  # bytes of the images of all requests that have not ended
 UNREAD = 4096  # rounds of a choice that may wait in its mailbox
 
 
@@ -59,6 +60,11 @@ class Started(NamedTuple):
 # a request's events of one step, in their order, or what happened to it instead
 Answer = list[Event] | Started | Busy | EngineDied | ClientTooSlow
 Mailbox = asyncio.Queue[Answer]
+
+
+def _pixels(requests: Iterable[Request]) -> int:
+    """Bytes of their images."""
+    return sum(len(image.pixels) for request in requests for image in request.images)
 
 
 @dataclass(slots=True)
@@ -133,15 +139,18 @@ class EngineClient(Supervisor):
         ahead = self.in_flight - slots
         if ahead + len(requests) > self.max_queue:
             raise Busy(f"{max(ahead, 0)} requests are waiting (at most {self.max_queue}); retry")
+        pixels = _pixels(requests)
+        if pixels and pixels + _pixels(one.request for one in self._open.values()) > MOST_PIXELS:
+            raise Busy(f"the images of other requests take {MOST_PIXELS >> 20} MiB already; retry")
         ids = list(range(self._next_id, self._next_id + len(requests)))
         # if one cannot be encoded, none is sent
-        messages = [encode(Submit.of(number, r)) for number, r in zip(ids, requests, strict=True)]
+        messages = [submitted(number, r) for number, r in zip(ids, requests, strict=True)]
         self._next_id += len(requests)
         for number, request, message in zip(ids, requests, messages, strict=True):
             one = self._open[number] = _Open(request, box, UNREAD * len(requests))
             if self.running:
                 one.sends = 1
-                self.send(message)
+                self.send(*message)
             else:
                 self._hold(number, one)
         return ids
@@ -167,7 +176,7 @@ class EngineClient(Supervisor):
             if one.timer is not None:
                 self._release(one)
                 one.sends += 1
-                self.send(encode(Submit.of(number, one.request)))
+                self.send(*submitted(number, one.request))
 
     def on_engine_lost(self, words: str, for_good: bool) -> None:
         for number, one in list(self._open.items()):

@@ -29,6 +29,7 @@ def read_info(folder: Path) -> EngineInfo:
         eos_token_ids=manifest.eos_token_ids,
         generation=dict(manifest.generation),
         build=manifest.fingerprint.all,
+        vision=manifest.vision,
     )
 
 

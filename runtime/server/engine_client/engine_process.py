@@ -81,10 +81,10 @@ class EngineProcess:
         )
         self._tasks = [asyncio.create_task(t) for t in (self._receive(), self._wait())]
 
-    def send(self, message: bytes) -> None:
-        """Sends a message. It is lost if the process has ended."""
+    def send(self, *frames: bytes) -> None:
+        """Sends a message; large frames are not copied. It is lost if the process has ended."""
         # without a high-water mark a send never waits, so the future is done at once
-        self._socket.send(message)
+        self._socket.send_multipart(frames, copy=False)
 
     def record_death(self, death: Death) -> None:
         """Records why it ended; the first reason counts."""

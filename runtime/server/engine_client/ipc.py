@@ -1,13 +1,15 @@
 """The messages between the HTTP process and the engine process.
 
-MessagePack over one ZeroMQ PAIR socket. Knows no transport and no HTTP. The HTTP process numbers
-the requests; the engine uses these numbers.
+MessagePack over one ZeroMQ PAIR socket; the pixels of images are further frames, so that sending
+copies none. Knows no transport and no HTTP. The HTTP process numbers the requests; the engine uses
+these numbers.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -15,11 +17,13 @@ import msgspec
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.request import Event, Request, SamplingParams
+from spark_engine.vision import Image, VisionInfo
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
     """Run a checked request under the id `id`; ids increase. `prompt` is i32 bytes: decoding ids
-    one by one would take longer than all other work before a first token's launch."""
+    one by one would take longer than all other work before a first token's launch. The pixels of
+    `images` are in further frames."""
 
     id: int
     prompt: bytes
@@ -29,18 +33,22 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     constraint: ConstraintSpec | None
     owner: str = ""
     salt: bytes = b""
+    images: tuple[Image, ...] = ()
 
     @classmethod
     def of(cls, number: int, request: Request) -> Submit:
         """The message that sends it. Raises RequestError for one that is too large to be sent."""
         request.check_sizes()
         more = request.params, request.priority, request.marks, request.constraint
-        return cls(number, request.packed, *more, request.owner, request.salt)
+        images = tuple(replace(image, pixels=b"") for image in request.images)
+        return cls(number, request.packed, *more, request.owner, request.salt, images)
 
-    @property
-    def request(self) -> Request:
+    def request(self, pixels: Sequence[bytes] = ()) -> Request:
+        """The request with the pixels of its images."""
         prompt = array("i", self.prompt)
-        more = self.constraint, self.owner, self.salt
+        pairs = zip(self.images, pixels, strict=True)
+        images = tuple(replace(image, pixels=data) for image, data in pairs)
+        more = self.constraint, self.owner, self.salt, images
         return Request(prompt, self.params, self.priority, self.marks, *more)
 
 
@@ -119,6 +127,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
     Once it is open, `cache_bytes` is the size of its prefix cache and `snapshots` the number of
     recurrent states in it. `build`: the fingerprint of the folder's engine; "" without one.
+    `vision`: how it reads images; None: it reads none.
     """
 
     name: str
@@ -128,6 +137,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     cache_bytes: int = 0
     snapshots: int = 0
     build: str = ""
+    vision: VisionInfo | None = None
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
@@ -168,5 +178,12 @@ Report = Ready | StepReport | Refused | Failed
 
 # read-only mappings are sent as dicts
 encode: Callable[[Command | Report], bytes] = msgspec.msgpack.Encoder(enc_hook=dict).encode
+
+
+def submitted(number: int, request: Request) -> list[bytes]:
+    """The frames that send a request. Raises RequestError for one that is too large to be sent."""
+    return [encode(Submit.of(number, request)), *(image.pixels for image in request.images)]
+
+
 decode_command: Callable[[bytes], Command] = msgspec.msgpack.Decoder(Command).decode
 decode_report: Callable[[bytes], Report] = msgspec.msgpack.Decoder(Report).decode

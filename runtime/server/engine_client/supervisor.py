@@ -196,9 +196,9 @@ class Supervisor(ABC):
         self._task = asyncio.create_task(self._supervise())
         return await self._first
 
-    def send(self, message: bytes) -> None:
+    def send(self, *frames: bytes) -> None:
         if self._process is not None:
-            self._process.send(message)
+            self._process.send(*frames)
 
     def unhealthy_reason(self) -> str | None:
         """Why the engine cannot be relied on now, or None."""

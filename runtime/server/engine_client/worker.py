@@ -89,17 +89,17 @@ class Worker:
         if not self._engine.idle:
             end = time.monotonic() + TAKE_S
         while self._socket.poll(timeout):
-            self._handle(self._socket.recv())
+            self._handle(*self._socket.recv_multipart())
             asked, timeout = True, 0
             if time.monotonic() > end:
                 break
         return asked
 
-    def _handle(self, data: bytes) -> None:
+    def _handle(self, data: bytes, *pixels: bytes) -> None:
         command = ipc.decode_command(data)
         if isinstance(command, ipc.Submit):
             try:
-                self._engine.add(command.id, command.request)
+                self._engine.add(command.id, command.request(pixels))
             except (CapacityError, RequestError) as error:
                 self._send(ipc.Refused(command.id, str(error)))
         elif isinstance(command, ipc.Cancel):

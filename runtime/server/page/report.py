@@ -24,13 +24,14 @@ def make_report(
 
     Sizes are bytes, times microseconds.
     """
+    chat = chat or ChatOptions()
     report: Json = {
         "object": "report",
         "name": info.name,
         "version": version("spark-engine"),
         "limits": info.limits.to_json(),
         "generation": dict(info.generation),
-        "chat": asdict(chat or ChatOptions()),
+        "chat": {**asdict(chat), "media_domains": list(chat.media_domains)},
         "cache": {"budget_bytes": info.cache_bytes, "snapshots": info.snapshots},
     }
     return report if manifest is None else {**report, **_built(manifest)}

@@ -24,6 +24,7 @@ from uvicorn.config import LifespanType
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.trace import HTTP, trace_of
+from spark_engine.runtime.images.fetch import Fetcher, media_domains
 from spark_engine.runtime.server.engine_client import engine_folder
 from spark_engine.runtime.server.engine_client.client import EngineClient
 from spark_engine.runtime.server.engine_client.heap import return_large_buffers, trimmed_heap
@@ -67,6 +68,8 @@ def run(folder: Path, options: ServerOptions) -> int:
     engine_folder.check_cache(options.engine.cache_bytes, folder)
     ServerTls.of(options.tls_cert, options.tls_key)
     lifecycle.shorten(info, options.max_model_len)
+    if media_domains(options.chat.media_domains) and info.vision is None:
+        raise OptionError("--media-domains does nothing: this engine reads no images; leave it out")
     if options.traces is not None:
         check_endpoint(options.traces)
     waiting = options.max_queue + 4096  # this process refuses requests with 503, not the engine
@@ -121,7 +124,9 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         most = info.limits.max_seqs + options.max_queue
         await pool.start(Setup(info, names, options.chat, options.allow_priority, most))
         times = options.timeout_s, options.queue_timeout_s
-        service = Service(client, info, tokenizer, pool, names, formats, *times)
+        fetcher = Fetcher(media_domains(options.chat.media_domains))
+        stack.callback(fetcher.close)
+        service = Service(client, info, tokenizer, pool, names, formats, *times, fetcher)
         endpoints = Endpoints(service, options.max_body_mib << 20, options.metrics_by_key)
         manifest = engine_folder.find_manifest(folder)
         endpoints.report = make_report(info, manifest, options.chat)

@@ -20,6 +20,7 @@ from spark_engine.runtime.server.engine_client.ipc import EngineInfo
 from spark_engine.runtime.server.prompts.conversation import ChatOptions
 from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.text.tool_schema import Types
+from spark_engine.vision import Image
 
 PLACE = "?"  # is replaced by the text of a grammar
 Blobs = Sequence[bytes | bytearray | memoryview]  # several blobs, or the parts of one
@@ -52,11 +53,27 @@ class Setup(msgspec.Struct, tag=True, frozen=True):
     most_answers: int
 
 
+class Fetched(msgspec.Struct, frozen=True):
+    """What an address has is a blob; it is empty where there is an `error`."""
+
+    url: str
+    error: str = ""
+
+
 class PromptJob(msgspec.Struct, frozen=True):
-    """One piece of work, in at most `cpu_s` seconds of CPU time."""
+    """One piece of work, in at most `cpu_s` seconds of CPU time. `fetched` are the last blobs."""
 
     kind: JobKind
     cpu_s: float
+    fetched: tuple[Fetched, ...] = ()
+
+
+class NotFetched(Exception):
+    """A body names images by these addresses."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        super().__init__(f"{len(urls)} images are not fetched yet")
+        self.urls = urls
 
 
 class Asked(msgspec.Struct, kw_only=True):
@@ -132,7 +149,7 @@ class PreparedPrompt(msgspec.Struct):
     """One prompt; its ids are a blob of i32. `forced` of them are generated first, to be scored.
 
     It has what differs between the prompts of one body: the tokens that fit after it, and the
-    seed of the first choice.
+    seed of the first choice. The pixels of `images` are further blobs.
     """
 
     forced: int
@@ -142,12 +159,13 @@ class PreparedPrompt(msgspec.Struct):
     seed: int
     bounds: Bounds
     echo: str = ""
+    images: tuple[Image, ...] = ()
 
 
 class Prepared(msgspec.Struct, tag=True):
     """A body that was read. Blobs: the ids of each prompt; a FormAsked for each of `forms`, which
-    are their names; for RESPONSES then the conversation's items, and a JSON object of the fields
-    that a response repeats."""
+    are their names; the pixels of each image; for RESPONSES then the conversation's items, and a
+    JSON object of the fields that a response repeats."""
 
     prompts: list[PreparedPrompt]
     params: SamplingParams
@@ -165,6 +183,12 @@ class Missing(msgspec.Struct, tag=True, frozen=True):
     """The job needs the stored response of this id: submit it again with that."""
 
     ident: str
+
+
+class Fetch(msgspec.Struct, tag=True, frozen=True):
+    """The job needs what is at these addresses: submit it again with that."""
+
+    urls: tuple[str, ...]
 
 
 class BodyRefused(msgspec.Struct, tag=True, frozen=True):
@@ -187,7 +211,7 @@ class Broken(msgspec.Struct, tag=True, frozen=True):
     words: str
 
 
-Result = Prepared | Done | Missing | BodyRefused | Broken
+Result = Prepared | Done | Missing | Fetch | BodyRefused | Broken
 ERRORS: dict[str, Callable[[str, str | None, str | None], RequestError]] = {
     kind.__name__: kind for kind in (RequestError, BadField, UnknownModel)
 }

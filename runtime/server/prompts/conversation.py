@@ -17,6 +17,7 @@ from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.structured.forms import form_of
 from spark_engine.runtime.structured.matcher import Grammars
 from spark_engine.runtime.text.chat import ChatTemplate, Ending
+from spark_engine.runtime.text.image_parts import Marks
 from spark_engine.runtime.text.reply_formats import AUTO, Formats
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.thinking import EFFORTS, FIELDS, Thinking
@@ -34,6 +35,9 @@ class ChatOptions:
     think_budget: int | None = None  # the default maximum of thought tokens; None: no limit
     reasoning_effort: str | None = None  # the default effort; None: the template's
     template_kwargs: Mapping[str, Any] | None = None  # the default options of the template
+    max_images: int = 32  # of a request; 0: no image is read
+    max_image_pixels: int | None = None  # larger ones are made smaller; None: the engine's maximum
+    media_domains: tuple[str, ...] = ()  # from which images are fetched; empty: only data URIs
 
 
 @dataclass(frozen=True)
@@ -86,14 +90,16 @@ class ChatReader:
             raise RequestError("this engine has no chat template; use /v1/completions")
         return self._template
 
-    def read(self, chat: ChatRequest) -> Reading:
-        """Raises RequestError for messages and switches that are malformed or contradictory."""
+    def read(self, chat: ChatRequest, marks: Marks | None = None) -> Reading:
+        """`marks`: of the images in the messages.
+
+        Raises RequestError for messages and switches that are malformed or contradictory."""
         template, tokenizer = self.template, need(self._tokenizer)
         given = {name: getattr(chat, name) for name in FIELDS}
         thinking = self.thinking(given, chat.chat_template_kwargs)
         ending = Ending.of(chat.add_generation_prompt, chat.continue_final_message)
         tools, thoughts = chat.offered or (), self.formats.thoughts
-        prompt = template.prompt(chat.messages, tools, thinking.options, ending, thoughts)
+        prompt = template.prompt(chat.messages, tools, thinking.options, ending, thoughts, marks)
         parallel = chat.parallel_tool_calls is not False
         form = self.form(chat, prompt.thinking, tools, chat.tool_choice, parallel)
         opened, calls = thoughts if prompt.thinking else None, self.formats.calls if tools else None

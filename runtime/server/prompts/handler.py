@@ -67,7 +67,13 @@ class Handler:
         self, job: contract.PromptJob, blobs: Sequence[bytes]
     ) -> tuple[contract.Result, list[bytes]]:
         if job.kind is not contract.JobKind.FORM:
-            return READS[job.kind](self.preparer, blobs)
+            count = len(blobs) - len(job.fetched)
+            rows = zip(job.fetched, blobs[count:], strict=True)
+            self.preparer.fetched = {row.url: row.error or data for row, data in rows}
+            try:
+                return READS[job.kind](self.preparer, blobs[:count])
+            except contract.NotFetched as error:
+                return contract.Fetch(tuple(error.urls)), []
         form = msgspec.msgpack.decode(blobs[0], type=contract.FormAsked)
         tokenizer, grammars = need(self.preparer.tokenizer), self.grammars
         assert grammars is not None

@@ -39,6 +39,7 @@ class Task:
     owner: str
     done: asyncio.Future[Answer]
     size: int
+    fetched: tuple[contract.Fetched, ...] = ()
     tries: int = 0
 
 
@@ -138,15 +139,19 @@ class WorkerPool:
             self._tasks += [asyncio.create_task(self._serve(lane)) for _ in range(lane.workers)]
 
     async def run(
-        self, kind: contract.JobKind, blobs: Sequence[contract.Blobs], owner: str = ""
+        self,
+        kind: contract.JobKind,
+        blobs: Sequence[contract.Blobs],
+        owner: str = "",
+        fetched: tuple[contract.Fetched, ...] = (),
     ) -> Answer:
-        """The result of one job and its blobs. `blobs`: the parts of each; `owner`: of its
-        turn. A caller that is cancelled withdraws the job.
+        """The result of one job and its blobs. `blobs`: the parts of each, the last of what was
+        `fetched`; `owner`: of its turn. A caller that is cancelled withdraws the job.
 
         Raises Busy, and TooCostly where the job went over a limit."""
         size = sum(len(part) for blob in blobs for part in blob)
         done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        task = Task(kind, blobs, owner, done, size)
+        task = Task(kind, blobs, owner, done, size, fetched)
         lane = self._forms if kind is contract.JobKind.FORM else self._prompts
         if size > limits.SMALL_BODY and lane is self._prompts and lane.slower is not None:
             lane = lane.slower
@@ -269,7 +274,8 @@ class WorkerPool:
 
     async def _do(self, lane: Lane, worker: WorkerProcess, task: Task) -> bool:
         """The same for a task that was not cancelled."""
-        header = contract.encode(contract.PromptJob(task.kind, lane.cpu_of(task)))
+        job = contract.PromptJob(task.kind, lane.cpu_of(task), task.fetched)
+        header = contract.encode(job)
         asking = asyncio.ensure_future(worker.ask(header, task.blobs))
         try:
             limit = await _watched(asking, task, worker, lane.wall_of(task))

@@ -4,14 +4,15 @@ Pure: no process, no engine, no HTTP. The functions for each API are in `read_bo
 limits its time and memory.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
 
-from spark_engine.errors import RequestError
+from spark_engine.errors import EngineError, RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.request import Request, SamplingParams, capacity
 from spark_engine.runtime.server.api.chat_request import ChatRequest
@@ -55,6 +56,10 @@ from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer, need
 from spark_engine.runtime.text.tool_schema import Types, parameter_types
 from spark_engine.runtime.text.turns import Turns
+from spark_engine.vision import Image, VisionInfo
+
+if TYPE_CHECKING:
+    from spark_engine.runtime.server.prompts.prompt_images import PromptImages
 
 _FIELDS = StructuredFields.__struct_fields__
 Bind = Callable[[ConstraintSpec | None], ConstraintSpec | None]
@@ -109,9 +114,11 @@ class Preparer:
         self, setup: Setup, tokenizer: Tokenizer | None, template: ChatTemplate | None
     ) -> None:
         """Raises OptionError for an unknown format of replies, or a budget of thoughts that cannot
-        be enforced."""
+        be enforced, and EngineError where images cannot be read."""
         self.info, self._setup = setup.info, setup
-        self.tokenizer = tokenizer
+        self.fetched: Mapping[str, bytes | str] = {}  # images of the body, or errors, by URL
+        self._images = image_reader(setup.info.vision, setup.chat)
+        self.tokenizer = tokenizer = reserve(tokenizer, setup.info.vision)
         self.reader = Forms(template, tokenizer, setup.chat)
         self._turns = Turns(tokenizer)
         self._defaults = Defaults.of(setup.info.generation)
@@ -120,24 +127,47 @@ class Preparer:
     def max_model_len(self) -> int:
         return capacity(self.info.limits)
 
+    def images(self) -> "PromptImages | None":
+        """For the images of a body; None where none are read."""
+        return self._images(self.fetched)
+
     def converse(
-        self, chat: ChatRequest, asked: Asked | None = None
+        self,
+        chat: ChatRequest,
+        asked: Asked | None = None,
+        images: "PromptImages | None" = None,
     ) -> tuple[Prepared, list[bytes]]:
-        """An accepted conversation, and the blobs. `asked` has the API's fields. Raises
-        RequestError."""
-        reading = self.read(chat)
-        ids = self.ids_of(reading.text, chat.truncate_prompt_tokens)
+        """An accepted conversation, and the blobs. `asked` has the API's fields; the messages have
+        the marks of `images`. Raises RequestError."""
+        reading = self.read(chat, images)
+        ids, placed = self.tokens_of(reading.text, images, chat.truncate_prompt_tokens)
         asked = self.asked(chat, asked or Asked())
+        if placed and asked.prompt_scored:
+            words = "prompt_logprobs are not computed for a prompt with images: leave it out"
+            raise BadField(words, "prompt_logprobs")
         asked.conversation = True
         asked.shown, asked.thinking, asked.fresh = reading.shown, reading.thinking, reading.fresh
         asked.parallel = chat.parallel_tool_calls is not False
         asked.types = _types(chat)
-        return self.prepared(chat, [ids], [(reading.form, reading.bind)], asked)
+        return self.prepared(chat, [ids], [(reading.form, reading.bind)], asked, images=placed)
 
-    def read(self, chat: ChatRequest) -> Reading:
+    def read(self, chat: ChatRequest, images: "PromptImages | None" = None) -> Reading:
         """The text of a conversation's prompt, and the constraint. Raises RequestError."""
         need(self.tokenizer)
-        return self.reader.read(chat)
+        return self.reader.read(chat, None if images is None else images.marks)
+
+    def tokens_of(
+        self, text: str, images: "PromptImages | None", last: int | None = None
+    ) -> tuple[list[int], tuple[Image, ...]]:
+        """The ids of a conversation's prompt, or as in `ids_of` its `last` ones, and its images.
+        Raises BadField."""
+        if images is None or images.marks is None:
+            return self.ids_of(text, last), ()
+        ids, placed = images.tokens(text, need(self.tokenizer), self.max_model_len)
+        if last is not None and 0 < last < len(ids):
+            words = f"truncate_prompt_tokens is {last}, and a prompt of {len(ids)} tokens that has"
+            raise BadField(f"{words} images is not cut: leave it out", "truncate_prompt_tokens")
+        return ids, placed
 
     def check(self, body: Body, count: int) -> None:
         """Checks a body with `count` prompts before they are read. Raises RequestError."""
@@ -167,24 +197,26 @@ class Preparer:
         forms: Sequence[tuple[ConstraintSpec | None, Bind]],
         asked: Asked,
         echoes: Sequence[str] = (),
+        images: tuple[Image, ...] = (),
     ) -> tuple[Prepared, list[bytes]]:
         """The message and blobs of a body with these prompts (ids) and forms of answers; the n
-        choices of a prompt share both. Raises RequestError."""
+        choices of a prompt share both. `images`: of the only prompt. Raises RequestError."""
         self._check_sizes(body, sum(map(len, prompts)), sum(map(len, echoes)))
         rows, blobs, params = [], [], None
         for i, (ids, (form, bind)) in enumerate(zip(prompts, forms, strict=True)):
-            params, row, blob = self._prompt(body, ids, form, bind)
+            params, row, blob = self._prompt(body, ids, form, bind, images)
             row.echo = echoes[i] if echoes else ""
             rows.append(row)
             blobs.append(blob)
         assert params is not None
         wanted = self.reader.take()
-        blobs += wanted.values()
+        blobs += [*wanted.values(), *(image.pixels for image in images)]
         return Prepared(rows, params, body.priority or 0, asked, list(wanted)), blobs
 
     def forget(self) -> None:
         """Drops the state of a body that was not read to its end."""
         self.reader.take()
+        self.fetched = {}
 
     def asked(self, body: Body, asked: Asked) -> Asked:
         asked.n, asked.stream = body.n or 1, bool(body.stream)
@@ -216,21 +248,29 @@ class Preparer:
             return encode_tail(need(self.tokenizer), prompt[-MOST_CHARACTERS:], wanted)
         return prompt[-wanted:]
 
-    def encode(self, text: str, field: str) -> list[int]:
-        """All token ids of a text of `field`. Raises BadField for one too long."""
+    def encode(self, text: str, field: str, images: "PromptImages | None" = None) -> list[int]:
+        """All token ids of a text of `field`, with those of `images`. Raises BadField for one too
+        long."""
         if len(text) > MOST_CHARACTERS:
             words = f"the text has {len(text)} characters; at most {MOST_CHARACTERS} are tokenised"
             raise BadField(words, field)
+        if images is not None:
+            return images.tokens(text, need(self.tokenizer), MOST_CHARACTERS + MOST_TOKENS)[0]
         return need(self.tokenizer).encode(text)
 
     def _prompt(
-        self, body: Body, ids: Sequence[int], form: ConstraintSpec | None, bind: Bind
+        self,
+        body: Body,
+        ids: Sequence[int],
+        form: ConstraintSpec | None,
+        bind: Bind,
+        images: tuple[Image, ...],
     ) -> tuple[SamplingParams, PreparedPrompt, bytes]:
         eos, limits = self.info.eos_token_ids, self.info.limits
-        check_together(ids, body.n or 1)
+        check_together(ids, body.n or 1, sum(len(image.pixels) for image in images))
         prompt = ids if isinstance(ids, list) else list(ids)
         params = sampling(body, self._defaults, room_after(prompt, limits))
-        request = Request(tuple(prompt), params)
+        request = Request(tuple(prompt), params, images=images)
         request.check(limits, eos)
 
         def bound(form: ConstraintSpec | None) -> ConstraintSpec | None:
@@ -254,6 +294,7 @@ class Preparer:
         row = PreparedPrompt(
             forced, marks, params.max_tokens or 0, params.logprobs, params.seed or 0, bounds
         )
+        row.images = tuple(dataclasses.replace(image, pixels=b"") for image in images)
         return params, row, request.packed
 
     def _check_sizes(self, body: Body, tokens: int, echoed: int) -> None:
@@ -274,6 +315,30 @@ class Preparer:
         if name is not None and name not in names:
             words = f"model {short(name)} is not served here; there is {', '.join(names)}"
             raise UnknownModel(words, "model", "model_not_found")
+
+
+def reserve(tokenizer: Tokenizer | None, info: VisionInfo | None) -> Tokenizer | None:
+    """The tokenizer of an engine: no text becomes the tokens of images."""
+    if tokenizer is None or info is None:
+        return tokenizer
+    return tokenizer.without((info.image_id, info.start_id, info.end_id))
+
+
+def image_reader(
+    info: VisionInfo | None, options: ChatOptions
+) -> "Callable[[Mapping[str, bytes | str]], PromptImages | None]":
+    """Makes what reads the images of one body, some of them fetched; None where no image is read.
+    Raises EngineError."""
+    if info is None or not options.max_images:
+        return lambda _: None
+    try:
+        # imported here: text needs no Pillow, and workers are forked with it
+        from spark_engine.runtime.server.prompts.prompt_images import PromptImages
+    except ModuleNotFoundError as error:
+        words = f"this engine reads images, and {error.name} is not installed"
+        how = "pip install 'spark-engine[vision]', or --max-images 0"
+        raise EngineError(f"{words}: {how}") from None
+    return lambda fetched: PromptImages(info, options, fetched)
 
 
 def check_texts(texts: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ Runs in a worker process. What the APIs share is in `preparer.py`.
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -34,6 +35,9 @@ from spark_engine.runtime.server.prompts.contract import (
 from spark_engine.runtime.server.prompts.preparer import Preparer, check_texts, json_of
 from spark_engine.runtime.text.tokenizer import need
 
+if TYPE_CHECKING:
+    from spark_engine.runtime.server.prompts.prompt_images import PromptImages
+
 Read = Callable[[Preparer, Sequence[bytes]], tuple[Result, list[bytes]]]
 
 
@@ -41,7 +45,10 @@ def read_chat(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared, lis
     body = decode(blobs[0], ChatBody, halves=True)
     chat, custom = body.modern()
     asked = Asked(legacy=body.functions is not None, custom=custom)
-    return preparer.converse(preparer.accept(chat), asked)
+    chat = preparer.accept(chat)
+    if (images := preparer.images()) is not None:
+        images.take(chat.messages, "messages")
+    return preparer.converse(chat, asked, images)
 
 
 def read_completion(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared, list[bytes]]:
@@ -88,9 +95,11 @@ def read_response(
     asked.token_chances = responses.LOGPROBS in (body.include or ())
     with renamed(responses.NAMES, responses.PLACES):
         stored = store_items(items)  # it bounds their number
+        if (images := preparer.images()) is not None:
+            images.take(items, "input", len(body.input or ()) - len(items))
         chat, names = responses.to_chat_request(body, items)
         asked.names = names.special()
-        found, prompts = preparer.converse(preparer.accept(chat), asked)
+        found, prompts = preparer.converse(preparer.accept(chat), asked, images)
     ends = array("Q", stored.ends).tobytes()
     return found, [
         *prompts,
@@ -104,15 +113,26 @@ def read_message(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared, 
     with renamed(messages.NAMES, messages.PLACES):
         body = decode(blobs[0], MessagesBody, halves=True)
         asked = Asked(managed=body.context_management is not None)
-        return preparer.converse(preparer.accept(messages.to_chat_request(body)), asked)
+        images = _take(preparer, body)
+        return preparer.converse(preparer.accept(messages.to_chat_request(body)), asked, images)
+
+
+def _take(preparer: Preparer, body: CountBody) -> "PromptImages | None":
+    """The images of a body; replaces them by marks."""
+    if (images := preparer.images()) is not None:
+        images.take(body.messages, "messages")
+        # one that cannot be read is a note: the same text comes with every request
+        images.take([{"content": body.system}], "system")
+    return images
 
 
 def count_message(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Done, list[bytes]]:
     with renamed(messages.NAMES, messages.PLACES):
         body = decode(blobs[0], CountBody, halves=True)
+        images = _take(preparer, body)
         chat = messages.to_chat_request(body)
         check(chat)
-        tokens = len(preparer.encode(preparer.read(chat).text, "messages"))
+        tokens = len(preparer.encode(preparer.read(chat, images).text, "messages", images))
     managed = body.context_management is not None
     edited: Json = {"context_management": {"original_input_tokens": tokens}} if managed else {}
     return Done(), json_of({"input_tokens": tokens, **edited})
@@ -129,8 +149,11 @@ def read_tokenize(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Done, lis
     else:
         reader = preparer.reader
         options = reader.thinking({}, body.chat_template_kwargs).options
-        text = reader.template.render(body.messages, body.tools, options)
-        ids = preparer.encode(text, "messages")
+        if (images := preparer.images()) is not None:
+            images.take(body.messages, "messages")
+        marks = None if images is None else images.marks
+        text = reader.template.render(body.messages, body.tools, options, marks)
+        ids = preparer.encode(text, "messages", images)
     answer = {"tokens": ids, "count": len(ids), "max_model_len": preparer.max_model_len}
     return Done(), json_of(answer)
 

@@ -3,6 +3,7 @@
 Knows no HTTP and no API's answers (`replies/`). Bodies are read in other processes (`prompts/`).
 """
 
+import asyncio
 import re
 import time
 from array import array
@@ -16,9 +17,10 @@ from typing import TypeVar
 
 import msgspec
 
-from spark_engine.errors import InternalError
+from spark_engine.errors import InternalError, RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.request import Request, SamplingParams
+from spark_engine.runtime.images.fetch import Fetcher
 from spark_engine.runtime.server.api.answers import Json, usage
 from spark_engine.runtime.server.api.common import fold_seed
 from spark_engine.runtime.server.engine_client.client import Busy, EngineClient
@@ -35,8 +37,11 @@ from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.text_stream import TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
+from spark_engine.vision import Image
 
 SALT_BYTES = 16  # of a digest
+MOST_FETCHED = 64 << 20  # bytes of the images of a request that are fetched
+MOST_ROUNDS = 3  # of fetching: of messages, and of a system message
 Stored = Callable[[str], Sequence[contract.Blobs]]  # items and answer of a stored response
 
 
@@ -73,17 +78,20 @@ class Running:
         first choice's, since the others always find its pages.
         """
         streams = [choice.stream for choice in self.choices]
-        cached = sum(s.cached for s in streams[:: self.body.n or 1])
+        n = self.body.n or 1
+        cached = sum(s.cached for s in streams[::n])
+        images = sum(i.tokens for choice in self.choices[::n] for i in choice.request.images)
         drafts = (sum(s.drafted for s in streams), sum(s.accepted for s in streams))
         tokens = sum(s.tokens for s in streams)
-        return usage(self.prompt_tokens, tokens, cached, drafts if self.drafting else None)
+        made = drafts if self.drafting else None
+        return usage(self.prompt_tokens, tokens, cached, made, images)
 
 
 class Service:
     """One engine under one or more names. All methods run in one event loop.
 
     `pool` reads bodies; `formats` are the answers'. `timeout_s` limits a request, `queue_s` its
-    wait for the engine; None for no limit.
+    wait for the engine; None for no limit. `fetcher` fetches images that bodies name by URLs.
     """
 
     def __init__(
@@ -96,6 +104,7 @@ class Service:
         formats: Formats | None = None,
         timeout_s: float | None = None,
         queue_s: float | None = None,
+        fetcher: Fetcher | None = None,
     ) -> None:
         self.client = client
         self.info = info
@@ -107,7 +116,7 @@ class Service:
         )
         self.tokenizer = tokenizer
         self._pool, self._formats = pool, formats or Formats()
-        self._timeout_s, self._queue_s = timeout_s, queue_s
+        self._timeout_s, self._queue_s, self._fetcher = timeout_s, queue_s, fetcher
         self._forms: OrderedDict[str, str] = OrderedDict()  # grammars by their forms' names
         self._forms_size = 0  # characters
         self._reading, self._computing = 0, 0
@@ -142,11 +151,10 @@ class Service:
         try:
             self._check_capacity()
             async with deadline.enforced():
-                result, blobs = await self._pool.run(kind, [body], owner())
+                result, blobs = await self._run(kind, [body])
                 if isinstance(result, contract.Missing):
                     assert stored is not None
-                    blobs_of = [body, *stored(result.ident)]
-                    result, blobs = await self._pool.run(kind, blobs_of, owner())
+                    result, blobs = await self._run(kind, [body, *stored(result.ident)])
                 prepared = _of(contract.Prepared, result)
                 at = len(prepared.prompts)
                 forms = {
@@ -167,7 +175,7 @@ class Service:
             if self._computing > self.client.max_queue and not self._pool.refuse_one(owner()):
                 raise Busy(f"{self._computing - 1} requests are being computed already; retry")
             async with self.deadline().enforced():
-                result, blobs = await self._pool.run(kind, [body], owner())
+                result, blobs = await self._run(kind, [body])
         finally:
             self._computing -= 1
         _of(contract.Done, result)
@@ -186,6 +194,31 @@ class Service:
             self.metrics.refused()
             raise
         return Running(generation, choices, found.asked, tokens, bool(limits.drafts))
+
+    async def _run(
+        self, kind: contract.JobKind, blobs: Sequence[contract.Blobs]
+    ) -> tuple[contract.Result, list[bytes]]:
+        """One job of the pool, with the images that it wants to be fetched."""
+        rows: dict[contract.Fetched, bytes] = {}
+        for _ in range(MOST_ROUNDS):
+            more = [[data] for data in rows.values()]
+            result, found = await self._pool.run(kind, [*blobs, *more], owner(), tuple(rows))
+            if not isinstance(result, contract.Fetch):
+                break
+            await asyncio.gather(*(self._fetch(url, rows) for url in set(result.urls)))
+        return result, found
+
+    async def _fetch(self, url: str, rows: dict[contract.Fetched, bytes]) -> None:
+        """Adds what an address has, or why it has nothing."""
+        assert self._fetcher is not None
+        words = f"the request's images at URLs are over {MOST_FETCHED >> 20} MiB: send fewer"
+        try:
+            data = await self._fetcher.fetch(url)
+            if sum(map(len, rows.values())) + len(data) > MOST_FETCHED:
+                raise RequestError(words)
+            rows[contract.Fetched(url)] = data
+        except RequestError as error:
+            rows[contract.Fetched(url, str(error))] = b""
 
     def _check_capacity(self) -> None:
         """Raises Busy where another prompt would be too many and no waiting one can be refused."""
@@ -217,10 +250,12 @@ class Service:
     ) -> PreparedChoices:
         asked, choices, parsers, echoes = found.asked, [], [], []
         count, tokens = len(found.prompts), 0
+        rest = iter(blobs[count + len(found.forms) :])
         for prompt, blob in zip(found.prompts, blobs[:count], strict=True):
             tokens += len(blob) // 4
             bound = _bound(prompt.bounds, forms)
-            for choice in self._choices(found, prompt, blob, bound):
+            images = tuple(replace(image, pixels=next(rest)) for image in prompt.images)
+            for choice in self._choices(found, prompt, blob, bound, images):
                 parser = self._parser(asked)
                 if asked.conversation:
                     choice.stream.stop_behind(partial(self._parser, asked))
@@ -228,8 +263,8 @@ class Service:
                 choices.append(choice)
                 parsers.append(parser)
                 echoes.append(prompt.echo)
-        more = blobs[count + len(forms) :]
-        return PreparedChoices(asked, tuple(choices), tuple(parsers), tuple(echoes), tokens, more)
+        made = tuple(choices), tuple(parsers), tuple(echoes)
+        return PreparedChoices(asked, *made, tokens, list(rest))
 
     def _choices(
         self,
@@ -237,9 +272,10 @@ class Service:
         prompt: contract.PreparedPrompt,
         blob: bytes,
         bound: ConstraintSpec | None,
+        images: tuple[Image, ...],
     ) -> list[CompletionChoice]:
-        """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt and
-        the constraint."""
+        """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt, its images
+        and the constraint."""
         asked, eos, ids = found.asked, self.info.eos_token_ids, array("i", blob)
         forced = prompt.forced
         if asked.prompt_scored:
@@ -251,7 +287,7 @@ class Service:
         for i in range(asked.n):
             own = _own(found.params, prompt, fold_seed(prompt.seed + i))
             stream = TextStream(tokenizer, own, eos, asked.skip_special, asked.keep_stop, forced)
-            request = Request(ids, own, found.priority, prompt.marks, bound)
+            request = Request(ids, own, found.priority, prompt.marks, bound, images=images)
             choices.append(CompletionChoice(request, stream))
         return choices
 

@@ -17,6 +17,13 @@ LIMITS = Limits(max_seqs=2, max_context=100, pages=10, vocab=50, page_size=16, b
 EOS = (1, 2)
 
 
+def _image(start: int, columns: int = 1, pixels: int = 12, digest: int = 16) -> Image:
+    return Image(start, 1, columns, bytes(pixels * columns), bytes(digest))
+
+
+IMAGE = _image(0)
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -137,6 +144,8 @@ def test_what_goes_to_the_engine_with_every_choice_is_bounded() -> None:
         "marks is 1800 entries": Request((1,), marks=many * 3),
         "owner is 600 bytes": Request((1,), owner="a" * 600),
         "salt is 65 bytes": Request((1,), salt=b"a" * 65),
+        "images is 1025 entries": Request((1,), images=(IMAGE,) * 1025),
+        "pixels is 201326604 entries": Request((1,), images=(IMAGE, _image(0, 1 << 24))),
     }.items():
         with pytest.raises(RequestError, match=words):
             request.check_sizes()

@@ -24,7 +24,8 @@ def _sample(row: Option) -> Any:
     if isinstance(row.kind, click.Choice):
         return next(c for c in row.kind.choices if c != row.default)
     if isinstance(row.kind, click.Path):
-        return row.kind.convert(__file__ if row.kind.file_okay else "/", None, None)
+        path = row.kind.convert(__file__ if row.kind.file_okay else "/", None, None)
+        return (path, path) if row.many else path
     one: Any = {bool: True, int: 3, float: 0.5, str: 'a "b"\n[c]\n# d'}[row.plain]
     return (one, "z") if row.many else one
 

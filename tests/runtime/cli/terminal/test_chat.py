@@ -15,16 +15,22 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from PIL import Image
 from rich.console import Console
 
+from spark_engine.errors import OptionError, RequestError
 from spark_engine.runtime.cli.terminal.chat import SecondInterrupt, TerminalChat
-from spark_engine.runtime.cli.terminal.conversation import ChatHistory
+from spark_engine.runtime.cli.terminal.commands import run
+from spark_engine.runtime.cli.terminal.conversation import ChatHistory, with_images
 from spark_engine.runtime.cli.terminal.screen import Screen
 from spark_engine.runtime.cli.terminal.session import Session
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.request import capacity
+from spark_engine.runtime.server.engine_client import engine_folder
 from spark_engine.runtime.server.prompts.conversation import ChatOptions
+from spark_engine.vision import VisionInfo
 from tests.runtime import small_engine
 
 SETTINGS = {"max_tokens": 6, "temperature": 0.0, "ignore_eos": True}
@@ -247,3 +253,38 @@ def test_on_a_terminal(tmp_path: Path) -> None:
     said = (tmp_path / "chat.json").read_text()
     assert '"content": "a bear"' in said and "half" not in said
     assert (tmp_path / "spark" / "history").is_file()
+
+
+def test_images_go_with_the_next_message(
+    folder: Path, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = (0.5, 0.5, 0.5)
+    vision = VisionInfo(16, 2, 1 << 10, 1 << 16, half, half, 10, 11, 12)
+    info = msgspec.structs.replace(session.info, vision=vision)
+    monkeypatch.setattr(engine_folder, "read_info", lambda _: info)
+    seeing, chat, file = Session(folder, EngineOptions()), _chat(session), tmp_path / "a b.png"
+    Image.new("RGB", (64, 32)).save(file)
+    assert "a b.png" in run(f"/image {file}", chat).text
+    chat.ask("what is it?")
+    for ask in (True, False):
+        ids, images = seeing.prompt(chat.messages, chat=ask)
+        assert [(i.rows, i.columns) for i in images] == [(1, 2)] and ids.count(10) == 2
+        assert ids[images[0].start - 1 : images[0].end + 1] == [11, 10, 10, 12]
+    assert ids[4:] == seeing.encode("what is it?")
+    chat.save(tmp_path / "chat.json")
+    again = ChatHistory("small", 512)
+    again.load(tmp_path / "chat.json", frozenset())
+    assert again.messages == chat.messages and isinstance(again.messages[0]["content"], list)
+    file.write_bytes(b"GIF89a")
+    with pytest.raises(RequestError, match="damaged"):
+        seeing.prompt([{"role": "user", "content": with_images([file], "x")}])
+    with pytest.raises(RequestError, match="this engine reads no images"):
+        session.prompt(chat.messages)
+    with pytest.raises(OptionError, match="No such file"):
+        run(f"/image {tmp_path}/none", chat)
+    with pytest.raises(OptionError, match="/image needs the name"):
+        run("/image", chat)
+    run(f"/image {file}", chat)
+    run("/new", chat)
+    chat.ask("hi")
+    assert chat.messages == [{"role": "user", "content": "hi"}]

@@ -6,6 +6,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import schemathesis
 from hypothesis import HealthCheck, settings
@@ -24,9 +25,9 @@ class Beside(Inline):
     is measured."""
 
     async def run(
-        self, kind: JobKind, blobs: Sequence[Blobs], owner: str = ""
+        self, kind: JobKind, blobs: Sequence[Blobs], owner: str = "", fetched: Any = ()
     ) -> tuple[Result, list[bytes]]:
-        return await asyncio.to_thread(self.do, kind, blobs)
+        return await asyncio.to_thread(self.do, kind, blobs, fetched)
 
 
 SERVER = ApiClient(THOUGHT + "Hello", context=512)

@@ -37,6 +37,7 @@ from spark_engine.runtime.server.engine_client.supervisor import (
     Supervision,
     Watchdog,
 )
+from spark_engine.vision import Image
 
 FAST = Supervision(watchdog_s=10, restarts=2, wait_s=0.05)
 
@@ -83,8 +84,8 @@ class Lives(EngineClient):
         super().__init__((), max_queue, FAST)
         self.said: list[bytes] = []
 
-    def send(self, message: bytes) -> None:
-        self.said.append(message)
+    def send(self, *frames: bytes) -> None:
+        self.said.append(frames[0])
 
     def rise(self) -> None:
         self.running = True
@@ -145,6 +146,25 @@ def test_requests_with_a_token_end_and_the_others_are_retried_once() -> None:
         assert isinstance(found, EngineDied) and str(found) == "again", "no third process"
         assert isinstance(other.get_nowait(), EngineDied)
         assert trial.client.in_flight == 0
+
+    _run(use)
+
+
+def test_the_pixels_of_requests_that_have_not_ended_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_client, "MOST_PIXELS", 30)
+    images = (Image(0, 1, 1, bytes(12), bytes(16)),)
+
+    async def use(trial: Trial) -> None:
+        trial.lives.rise()
+        box: Mailbox = asyncio.Queue()
+        (first, _) = trial.client.submit([Request((1,), images=images)] * 2, box, 2)
+        with pytest.raises(Busy, match="the images of other requests"):
+            trial.client.submit([Request((1,), images=images)], box, 2)
+        trial.submit()
+        trial.step(Event(first, finish=FinishReason.STOP))
+        trial.client.submit([Request((1,), images=images)], box, 2)
 
     _run(use)
 

@@ -26,9 +26,11 @@ from spark_engine.runtime.server.engine_client.ipc import (
     Submit,
     decode_report,
     encode,
+    submitted,
 )
 from spark_engine.runtime.server.engine_client.worker import TAKE_S, Opened, Worker
 from spark_engine.runtime.server.process.server import worker_command
+from spark_engine.vision import Image
 from tests.runtime.fake_engine import FakeEngine
 
 INFO = EngineInfo("fake", Limits(2, 64, 2, 32), (1,))
@@ -70,14 +72,15 @@ class Socket:
         commands = commands or tuple(Submit.of(number, Request((1,))) for number in (70, 80))
         self.waiting = [encode(command) for command in commands]
         self.sent: list[Any] = []
+        self.pixels: list[bytes] = []
 
     def poll(self, timeout: int | None) -> bool:
         if timeout is None and not self.waiting:
             raise Closed  # the real one would sleep for ever
         return bool(self.waiting)
 
-    def recv(self) -> bytes:
-        return self.waiting.pop(0)
+    def recv_multipart(self) -> list[bytes]:
+        return [self.waiting.pop(0), *self.pixels]
 
     def send(self, data: bytes) -> None:
         self.sent.append(decode_report(data))
@@ -200,9 +203,9 @@ def test_short_memory_is_reported_to_the_engine_and_to_clients() -> None:
             told.append(short)
 
     class Later(Socket):
-        def recv(self) -> bytes:
+        def recv_multipart(self) -> list[bytes]:
             watch.short = shorts.pop(0)
-            return super().recv()
+            return super().recv_multipart()
 
         def poll(self, timeout: int | None) -> bool:
             return super().poll(timeout) if timeout is None else False
@@ -215,3 +218,21 @@ def test_short_memory_is_reported_to_the_engine_and_to_clients() -> None:
     assert told == [True, False]
     reports = [r for r in socket.sent if isinstance(r, StepReport)]
     assert [r.stats.memory_short for r in reports] == [False, False, True, True, False]
+
+
+def test_pixels_come_in_frames_behind_their_request() -> None:
+    added: list[Request] = []
+
+    class Seeing(Idle):
+        def add(self, number: int, request: Request) -> None:
+            added.append(request)
+
+    images = tuple(Image(at, 1, 2, bytes([at]) * 6144, bytes(16)) for at in (0, 3))
+    request = Request((1,) * 6, images=images)
+    socket: Any = Socket(Submit.of(7, request))
+    _, *socket.pixels = frames = submitted(7, request)
+    pairs = zip(frames[1:], images, strict=True)
+    assert len(frames[0]) < 500 and all(data is image.pixels for data, image in pairs)
+    with pytest.raises(Closed):
+        Worker(socket, INFO, Seeing()).run()  # type: ignore[arg-type]
+    assert added[0].images == images

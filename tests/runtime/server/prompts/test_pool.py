@@ -2,7 +2,9 @@
 owners, and that no short job waits for another owner's long one."""
 
 import asyncio
+import base64
 import contextlib
+import io
 import json
 import os
 import signal
@@ -10,24 +12,32 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from PIL import Image
 
 from spark_engine.errors import EngineError
 from spark_engine.runtime.server.engine_client.client import Busy
 from spark_engine.runtime.server.prompts import limits
 from spark_engine.runtime.server.prompts.contract import (
     BodyRefused,
+    Fetch,
+    Fetched,
     FormAsked,
     JobKind,
     Prepared,
+    Setup,
     TooCostly,
     encode,
 )
+from spark_engine.runtime.server.prompts.conversation import ChatOptions
 from spark_engine.runtime.server.prompts.pool import WorkerPool
 from spark_engine.runtime.structured.fields import StructuredFields
+from spark_engine.vision import VisionInfo
 from tests.runtime.server.prompts import served_folder
 from tests.runtime.server.prompts.served_folder import LOOP, MEMORY
 
@@ -329,3 +339,34 @@ def _runs(pid: int) -> bool:
     except OSError:
         return False
     return state not in "ZX"
+
+
+def test_images_are_decoded_in_the_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow within their limits of memory; what is fetched arrives as further blobs."""
+    half = (0.5, 0.5, 0.5)
+    vision = VisionInfo(16, 2, 1 << 10, 1 << 24, half, half, 400, 401, 402)
+    limits_ = replace(served_folder.INFO.limits, max_context=4096, pages=4096)
+    info = msgspec.structs.replace(served_folder.INFO, vision=vision, limits=limits_)
+    setup = Setup(info, ("fake",), ChatOptions(media_domains=("a.org",)), False, 8)
+    monkeypatch.setattr(served_folder, "SETUP", setup)
+    file = io.BytesIO()
+    Image.effect_noise((1600, 1200), 30).convert("RGB").save(file, "JPEG")
+    data = f"data:;base64,{base64.b64encode(file.getvalue()).decode()}"
+    parts = [{"type": "image_url", "image_url": u} for u in (data, "https://a.org/x")]
+    body = [json.dumps({"messages": [{"role": "user", "content": parts}]}).encode()]
+    with served_folder.running(folder) as (runner, pool):
+        for most in (1 << 16, 1 << 24):
+            monkeypatch.setattr(limits, "SMALL_BODY", most)  # both lanes
+            wanted, _ = runner.run(pool.run(JobKind.CHAT, [body]))
+            assert wanted == Fetch(("https://a.org/x",))
+            more = (Fetched("https://a.org/x"),)
+            work = pool.run(JobKind.CHAT, [body, [file.getvalue()]], fetched=more)
+            found, blobs = runner.run(work)
+            assert isinstance(found, Prepared), found
+            first, second = found.prompts[0].images
+            assert (first.rows, first.columns, first.digest) == (38, 50, second.digest)
+            assert blobs[1] == blobs[2] and len(blobs[1]) == 38 * 50 * 32 * 32 * 3
+            more = (Fetched("https://a.org/x", "it is gone"),)
+            found, blobs = runner.run(pool.run(JobKind.CHAT, [body, [b""]], fetched=more))
+            assert isinstance(found, BodyRefused)
+            assert found.param == "messages[0].content[1].image_url" and "gone" in found.message

@@ -137,7 +137,7 @@ def test_messages_between_the_processes_survive_transport() -> None:
     asked = Request((1, 248_000), params, 3, (1,))
     commands = (Submit.of(7, asked), Submit.of(8, Request((1,))), Cancel(7))
     assert tuple(decode_command(encode(c)) for c in commands) == commands
-    got = commands[0].request
+    got = commands[0].request()
     assert tuple(got.prompt) == asked.prompt and replace(got, prompt=asked.prompt) == asked
     ended = Event(2, finish=FinishReason.STOP, drafted=9, accepted=4)
     events = [Event(1, 5, -0.5, ((5, -0.5), (6, -1.0))), ended]

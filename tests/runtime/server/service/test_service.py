@@ -45,7 +45,9 @@ class Gated:
         self.inner, self.gate, self.taken = inner, asyncio.Event(), 0
         self.owners: list[str] = []
 
-    async def run(self, kind: JobKind, blobs: Sequence[Blobs], owner: str = "") -> Any:
+    async def run(
+        self, kind: JobKind, blobs: Sequence[Blobs], owner: str = "", fetched: Any = ()
+    ) -> Any:
         self.taken += 1
         self.owners.append(owner)
         await self.gate.wait()

@@ -80,8 +80,8 @@ def test_a_keys_salt_is_read_from_the_file(tmp_path: Path) -> None:
 
 def test_both_travel_to_the_engine() -> None:
     request = Request((1, 2), owner="key ann", salt=b"\0salt")
-    command: Any = decode_command(encode(Submit.of(7, request)))
-    assert (command.request.owner, command.request.salt) == ("key ann", b"\0salt")
+    command: Any = decode_command(encode(Submit.of(7, request))).request()
+    assert (command.owner, command.salt) == ("key ann", b"\0salt")
 
 
 def test_a_choice_gets_them_when_it_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
