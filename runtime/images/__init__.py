@@ -1,1 +1,1 @@
-"""Images of prompts: from encoded files to resized pixels. Knows Pillow, no server."""
+"""Images of prompts: files and URLs become resized pixels. Knows Pillow, no server."""

@@ -22,7 +22,7 @@ from spark_engine.runtime.images.sizes import BadImage, resized
 from spark_engine.vision import DIGEST, VisionInfo
 
 MOST_BYTES = 20 << 20  # of a file
-MOST_SENT = 48 << 20  # pixels of a file (8192 x 6144); a process needs up to 16 bytes for each
+MOST_SENT = 48 << 20  # pixels of a file (8192 x 6144); a process needs 17 bytes for each at most
 STRIP = 256  # rows that are put on white at a time: the whole would take twice the memory
 READ = "PNG, JPEG, WebP, GIF or BMP"
 # By their first bytes, and not by `Image.open`: that also loads and tries readers of other formats.
@@ -60,7 +60,7 @@ TURNS = {  # by the number that EXIF has for the orientation
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedImage:
     """The fields of `spark_engine.vision.Image` without its place in a prompt: rows and columns of
     the residual stream, pixels u8 [rows · unit, columns · unit, 3] in RGB, digest of all of it."""
 
@@ -72,7 +72,7 @@ class Decoded:
 
 def decode(
     data: bytes, info: VisionInfo, most_pixels: int | None = None, detail: str = "auto"
-) -> Decoded:
+) -> DecodedImage:
     """The first picture of a PNG, JPEG, WebP, GIF or BMP file, resized for the tower.
 
     `most_pixels`: the server's limit of the resized area. `detail`: of OpenAI's API.
@@ -90,7 +90,7 @@ def decode(
         raise BadImage(f"{words}: send a smaller one") from None
     digest = hashlib.blake2b(f"{height} x {width} ".encode(), digest_size=DIGEST)
     digest.update(pixels)
-    return Decoded(height // info.unit, width // info.unit, pixels, digest.digest())
+    return DecodedImage(height // info.unit, width // info.unit, pixels, digest.digest())
 
 
 def _read(data: bytes) -> Image.Image:

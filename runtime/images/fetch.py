@@ -78,7 +78,7 @@ class Fetcher:
         self._resolve, self._connect = resolve or self._look_up, connect or _open
         self._turns = asyncio.Semaphore(AT_A_TIME)
         self._tls = ssl.create_default_context()
-        # its own threads: a name server that does not answer holds up no other work
+        # its own threads: a name server that does not answer delays no other work
         self._threads = ThreadPoolExecutor(AT_A_TIME, "media names")
 
     async def fetch(self, url: str) -> bytes:

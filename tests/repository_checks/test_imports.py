@@ -184,6 +184,7 @@ ONE_FILE = {
     "llguidance": {"runtime/structured/matcher.py", "runtime/structured/lark.py"},
     "matplotlib": {"bench/plot.py"},
     "safetensors": {"models/checkpoint/files.py"},
+    "PIL": {"runtime/images/decode.py"},
 }
 KERNELS = ("plugins", "kernels")  # where includes begin
 SOURCES = files(*(f"{package}/*.py" for package in PACKAGES))

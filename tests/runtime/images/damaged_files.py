@@ -51,7 +51,7 @@ def bombs() -> Iterator[tuple[str, bytes]]:
     yield "bmp of runs", b"BM" + struct.pack("<IHHI", 0, 0, 0, 1078) + head + bytes(1024) + b"\1\1"
     size = struct.pack("<IiiHHIIiiII", 40, -1, 2**31 - 1, 1, 24, 0, 0, 0, 0, 0, 0)
     yield "bmp of 4 billion columns", b"BM" + struct.pack("<IHHI", 0, 0, 0, 54) + size
-    yield "jpeg whose EXIF repeats itself", _exif_bomb()
+    yield "jpeg with EXIF that repeats itself", _exif_bomb()
 
 
 def _exif_bomb() -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from spark_engine.runtime.images import decode as module
-from spark_engine.runtime.images.decode import Decoded, decode
+from spark_engine.runtime.images.decode import DecodedImage, decode
 from spark_engine.runtime.images.sizes import BadImage
 from tests.repository import ROOT
 from tests.runtime.images.damaged_files import FILES
@@ -33,7 +33,7 @@ def _exif(**tags: object) -> Image.Exif:
 
 def test_pixels_are_the_files_own_where_nothing_is_resized() -> None:
     found = decode(saved(_drawn(), "PNG"), INFO)
-    assert found == Decoded(3, 4, _drawn().tobytes(), found.digest) and len(found.digest) == 16
+    assert found == DecodedImage(3, 4, _drawn().tobytes(), found.digest) and len(found.digest) == 16
 
 
 def test_a_pixel_changes_the_digest_and_metadata_does_not() -> None:
@@ -159,7 +159,7 @@ def test_bombs_are_refused_before_they_take_memory_or_time(hostile: dict[str, An
     rows = {name: (said, took) for name, said, took in hostile["bombs"]}
     read = {name for name, (said, _) in rows.items() if not said}
     # what is more than its header says is not decoded
-    assert read == {"png that is larger than said", "jpeg whose EXIF repeats itself"}
+    assert read == {"png that is larger than said", "jpeg with EXIF that repeats itself"}
     assert all(took < 3 for _, took in rows.values())  # 0.5 s without a load on the machine
     assert "60000 x 60000 pixels are more than" in rows["png of 60,000 squared"][0]
     assert "more than 50331648 pixels" in rows["webp of 16,384 squared"][0]

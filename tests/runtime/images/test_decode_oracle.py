@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from spark_engine.runtime.images.decode import Decoded, decode, on_white
+from spark_engine.runtime.images.decode import DecodedImage, decode, on_white
 from spark_engine.runtime.images.patches import patches_of
 from spark_engine.vision import VisionInfo
 from tests.runtime.images.samples import INFO, QWEN, file_of, size_of
@@ -33,7 +33,7 @@ def _expected(oracle: Any, data: bytes, info: VisionInfo) -> tuple[np.ndarray, l
     return found["pixel_values"], found["image_grid_thw"][0].tolist()
 
 
-def _normalised(decoded: Decoded, info: VisionInfo) -> np.ndarray:
+def _normalised(decoded: DecodedImage, info: VisionInfo) -> np.ndarray:
     """`pixel_values` from u8 patches, in the oracle's order of operations."""
     patches = patches_of(decoded.pixels, decoded.rows, decoded.columns, info)
     values = (patches.astype(np.float64) * (1 / 255)).astype(np.float32)
