@@ -32,6 +32,7 @@ from spark_engine.models.checkpoint.weight_files import (
     is_adapter,
     weight_files,
 )
+from spark_engine.models.config.vision import PREPROCESSOR, PROCESSOR
 from spark_engine.tensors import Array, DType
 
 CONFIGS = ("config.json", "generation_config.json", "hf_quant_config.json")
@@ -98,7 +99,7 @@ class Checkpoint:
         sizes are, and so is another training run or another quantisation.
         """
         total = hashlib.sha256()
-        for file in CONFIGS:
+        for file in (*CONFIGS, PREPROCESSOR, PROCESSOR):
             if (self.path / file).is_file():
                 total.update(file.encode() + b"\0" + (self.path / file).read_bytes())
         by_file: dict[str, list[StoredTensor]] = {file: [] for file in sorted(self.maps)}

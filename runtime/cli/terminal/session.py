@@ -196,7 +196,7 @@ class Session:
         bound = self._reader.bound(thinking, body)
         marks = self._turns.marks(prompt)
         request = Request(tuple(prompt), params, marks=marks, constraint=bound, images=images)
-        request.check(info.limits, eos)
+        request.check(info.limits, eos, info.vision)
         load_s = self.open(shown)
         self._start = time.monotonic()
         self._stream = TextStream(self._tokenizer, params, eos)

@@ -271,7 +271,7 @@ class Preparer:
         prompt = ids if isinstance(ids, list) else list(ids)
         params = sampling(body, self._defaults, room_after(prompt, limits))
         request = Request(tuple(prompt), params, images=images)
-        request.check(limits, eos)
+        request.check(limits, eos, self.info.vision)
 
         def bound(form: ConstraintSpec | None) -> ConstraintSpec | None:
             found = bind(form)

@@ -4,7 +4,7 @@ import { bytes, h, icon, iconButton, toast } from "./dom.js";
 
 const IMAGES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
 const MOST_FILES = 16; // of a message
-const MOST_IMAGE = 10 << 20; // bytes; the server's own limit of an image
+const MOST_IMAGE = 20 << 20; // bytes; the server's own limit of an image
 const MOST_TEXT = 512 << 10; // bytes; the browser keeps about 5 MiB of all conversations
 const DATABASE = "spark";
 const TABLE = "images";
