@@ -28,8 +28,8 @@ from typing import Any
 
 import aiohttp
 
-from spark_engine.runtime.cli.embedded import embedded_engine
 from spark_engine.runtime.cli.spark_run import cache_folder
+from spark_engine.runtime.offline.embedded import embedded_engine
 from spark_engine.runtime.replicas.server_process import ServerProcess
 from spark_engine.runtime.server.process.options import ServerOptions
 

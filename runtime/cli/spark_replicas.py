@@ -22,10 +22,10 @@ from spark_engine.command import OK, command
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.hints import extra
-from spark_engine.runtime.cli.embedded import embedded_engine
 from spark_engine.runtime.cli.options import config_file
 from spark_engine.runtime.cli.options.option import Group, Grouped
 from spark_engine.runtime.cli.options.run_options import OF_FILE, OPTIONS, server_options
+from spark_engine.runtime.offline.embedded import embedded_engine
 from spark_engine.runtime.server.http.host_names import allowed_hosts
 from spark_engine.runtime.server.operation.json_stderr import standard_error
 from spark_engine.runtime.server.operation.logs import LogFormat, LogLevel, set_up

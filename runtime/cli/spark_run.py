@@ -22,7 +22,6 @@ from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.progress import Progress
 from spark_engine.runtime.cli.doctor import doctor
-from spark_engine.runtime.cli.embedded import embedded_engine
 from spark_engine.runtime.cli.options import completion, config_file
 from spark_engine.runtime.cli.options.option import ASKED_FOR, Grouped, Mode, why_idle
 from spark_engine.runtime.cli.options.run_options import (
@@ -40,6 +39,7 @@ from spark_engine.runtime.cli.terminal.printable import printable
 from spark_engine.runtime.cli.terminal.session import Answer, Session
 from spark_engine.runtime.engine.load import HOST_TARGETS
 from spark_engine.runtime.engine.request import FinishReason, capacity
+from spark_engine.runtime.offline.embedded import embedded_engine
 from spark_engine.runtime.ranks.hosts import name_network, own_rank, stand_by
 from spark_engine.runtime.ranks.rendezvous import split_hosts
 from spark_engine.runtime.server.engine_client.engine_folder import check_ranks

@@ -97,7 +97,7 @@ def _embedded() -> Path:
     """The embedded model's engine folder, which the first server built."""
     code = (
         "from spark_engine.runtime.cli.spark_run import cache_folder\n"
-        "from spark_engine.runtime.cli.embedded import embedded_engine\n"
+        "from spark_engine.runtime.offline.embedded import embedded_engine\n"
         "print(embedded_engine(cache_folder(), lambda _: None))"
     )
     done = subprocess.run(

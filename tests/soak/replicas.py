@@ -29,8 +29,8 @@ from pathlib import Path
 import httpx
 
 from spark_engine.manifest import WEIGHTS
-from spark_engine.runtime.cli.embedded import embedded_engine
 from spark_engine.runtime.cli.spark_run import cache_folder
+from spark_engine.runtime.offline.embedded import embedded_engine
 from tests.ports import free_port
 
 COMMAND = (sys.executable, "-m", "spark_engine.runtime.cli.spark_replicas")

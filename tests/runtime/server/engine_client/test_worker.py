@@ -28,7 +28,7 @@ from spark_engine.runtime.server.engine_client.ipc import (
     encode,
 )
 from spark_engine.runtime.server.engine_client.worker import TAKE_S, Opened, Worker
-from spark_engine.runtime.server.process.server import worker_command
+from spark_engine.runtime.server.process.open_service import worker_command
 from tests.runtime.fake_engine import FakeEngine
 
 INFO = EngineInfo("fake", Limits(2, 64, 2, 32), (1,))
