@@ -5,7 +5,7 @@ Rows of the table in `runtime/cli/options/run_options.py`.
 
 import click
 
-from spark_engine.runtime.cli.options.option import Group, table
+from spark_engine.runtime.cli.options.option import SERVICE, Group, table
 from spark_engine.runtime.server.operation.logs import LogFormat, LogLevel
 from spark_engine.runtime.server.process.options import ServerOptions
 
@@ -40,9 +40,14 @@ BOUNDS = (
         "Tokens of a prompt and its answer together; by default as the engine was built.",
         click.IntRange(2),
         metavar="N",
+        modes=SERVICE,
     ),
     _server(
-        "--max-body-mib", "MiB of a request's body at most.", click.IntRange(1, 1024), metavar="N"
+        "--max-body-mib",
+        "MiB of a request's body at most.",
+        click.IntRange(1, 1024),
+        metavar="N",
+        modes=SERVICE,
     ),
 )
 LOGGING = (

@@ -26,6 +26,7 @@ class Mode(enum.StrEnum):
     PROMPT_IDS = "prompt_ids"
     CHAT = "chat"
     SERVE = "serve"
+    BATCH = "batch"
     TERMINAL = "terminal"
 
     @property
@@ -40,8 +41,9 @@ ASKED_FOR = tuple(mode for mode in Mode if mode is not Mode.TERMINAL)
 SERVING = frozenset({Mode.SERVE})
 CHATS = frozenset({Mode.CHAT, Mode.TERMINAL})
 ONE = frozenset({Mode.PROMPT, Mode.PROMPT_IDS, Mode.CHAT})  # one answer
-MANY = frozenset({Mode.SERVE, Mode.TERMINAL})
-ANSWERING = frozenset(Mode) - SERVING
+SERVICE = frozenset({Mode.SERVE, Mode.BATCH})  # requests in the APIs' forms
+MANY = SERVICE | {Mode.TERMINAL}
+ANSWERING = frozenset(Mode) - SERVICE
 
 
 class Group(enum.Enum):
@@ -180,6 +182,8 @@ def why_idle(row: Option, mode: Mode, values: Mapping[str, Any]) -> str | None:
         return f"without {row.needs[0]}, {row.needs[1]}: add {row.needs[0]}"
     if mode is Mode.SERVE:
         return "with --serve: clients say it in each request"
+    if mode is Mode.BATCH and row.where <= ANSWERING:
+        return "with --batch: each line's body says it"
     if row.where == SERVING:
         return f"without --serve: leave it out, or serve instead of {mode.flag}"
     others = " and ".join(other.flag for other in Mode if other in row.where)

@@ -16,7 +16,16 @@ from spark_engine.errors import OptionError
 from spark_engine.interface import MOST_DRAFTS
 from spark_engine.runtime.cli.options.answer_options import ANSWER, CHAT
 from spark_engine.runtime.cli.options.operation_options import ABOVE_0, BOUNDS, KEYS, LOGGING
-from spark_engine.runtime.cli.options.option import MANY, SERVING, Group, Option, fill, table
+from spark_engine.runtime.cli.options.option import (
+    MANY,
+    SERVICE,
+    SERVING,
+    Group,
+    Mode,
+    Option,
+    fill,
+    table,
+)
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.policy.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.server.api.common import Body
@@ -36,6 +45,20 @@ TASK = (
     _task("--prompt-ids", "Continue these token ids, e.g. 1,2,3."),
     _task("--chat", "Answer this message; - reads standard input."),
     _task("--serve", "Serve the OpenAI and Anthropic APIs, and a page, over HTTP.", bool),
+    _task(
+        "--batch",
+        "Answer the requests in this file of OpenAI's batch lines; run it again to continue.",
+        click.Path(dir_okay=False),
+        metavar="FILE",
+    ),
+    _task(
+        "--out",
+        "The file that the answers are appended to.",
+        click.Path(dir_okay=False),
+        metavar="FILE",
+        modes=frozenset({Mode.BATCH}),
+        needs=("--batch", "which answers"),
+    ),
 )
 ENGINE = (
     Option("--device", Group.ENGINE, HELP, click.IntRange(0), metavar="N"),
@@ -71,14 +94,14 @@ ENGINE = (
         click.Choice([pace.value for pace in Pace]),
         field="pace",
         turn=Pace,
-        modes=SERVING,
+        modes=SERVICE,
     ),
     _pace(
         "--itl-ms",
         "Milliseconds of a step in which others decode, at most; by default as --policy says.",
         float,
         metavar="T",
-        modes=SERVING,
+        modes=SERVICE,
     ),
     Option(
         "--cache-gib",
@@ -124,6 +147,7 @@ SERVER = (
         many=True,
         metavar="NAME",
         turn=tuple,
+        modes=SERVICE,
     ),
     *BOUNDS,
     _server("--max-queue", "Requests that may wait in the queue.", click.IntRange(0)),
@@ -134,8 +158,14 @@ SERVER = (
         ABOVE_0,
         "read_timeout_s",
     ),
-    _server("--allow-priority", "Let requests set their `priority`.", bool),
-    _server("--request-timeout", "Seconds that one request may take.", ABOVE_0, "timeout_s"),
+    _server("--allow-priority", "Let requests set their `priority`.", bool, modes=SERVICE),
+    _server(
+        "--request-timeout",
+        "Seconds that one request may take.",
+        ABOVE_0,
+        "timeout_s",
+        modes=SERVICE,
+    ),
     _server(
         "--drain-timeout",
         "Seconds for running requests to finish after SIGTERM.",
@@ -148,12 +178,14 @@ SERVER = (
         "Seconds without a step that end a hung engine; by default 10 (60 on a CPU), 0: never.",
         click.FloatRange(0),
         metavar="T",
+        modes=SERVICE,
     ),
     _server(
         "--restarts",
         "How often within ten minutes a dead engine process is restarted.",
         click.IntRange(0),
         metavar="N",
+        modes=SERVICE,
     ),
     _server(
         "--restart-wait",
@@ -161,12 +193,14 @@ SERVER = (
         click.FloatRange(0),
         "restart_wait_s",
         metavar="T",
+        modes=SERVICE,
     ),
     _server(
         "--dumps",
         "The folder for dumps of a hung or dead engine; by default the system's temporary folder.",
         click.Path(file_okay=False),
         metavar="FOLDER",
+        modes=SERVICE,
     ),
 )
 
