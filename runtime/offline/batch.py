@@ -84,7 +84,7 @@ def _ids(source: Path, most: int) -> dict[str, int]:
 def _answer_all(
     thread: ServiceThread, lines: Iterator[BatchLine], file: AnswerFile, step: Step
 ) -> Counter[int]:
-    """Writes the answers as they come; as many lines are in memory as the engine has room for.
+    """Writes the answers as they come; at most `answering.most` lines are in memory.
     Returns their numbers by status."""
     counts, box = Counter[int](), queue.SimpleQueue[Future[tuple[int, bytes]]]()
     flying = 0

@@ -24,7 +24,7 @@ MOST_ID = 512  # characters of a custom_id
 AROUND = 64 << 10  # bytes of a line around its body
 CHUNK = 1 << 20  # bytes that are read at once of a line that is too long
 _HEAD = re.compile(rb'\{"id":"(batch_req_[0-9a-f]{24})",')
-_LONGEST = 40  # bytes of such a head, at least
+_START = 64  # bytes of a line, in which its head is
 
 
 class _Named(msgspec.Struct):
@@ -136,7 +136,7 @@ class AnswerFile:
     def _read(self) -> set[str]:
         done, end = set[str](), 0
         with open(self._fd, "rb", closefd=False) as file:
-            for number, (head, size, last) in enumerate(_split(file, _LONGEST + 1), 1):
+            for number, (head, size, last) in enumerate(_split(file, _START), 1):
                 whole, torn = _HEAD.match(head), last[-1:] != b"\n"
                 if not (whole or (torn and _begins(head))) or not (torn or last[-2:] == b"}\n"):
                     words = "is no answer of a batch: name another file, or move this one away"

@@ -31,7 +31,7 @@ from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.load import HOST_TARGETS
 from spark_engine.runtime.offline.answering import Take
 from spark_engine.runtime.offline.embedded import cache_folder, embedded_engine
-from spark_engine.runtime.offline.params import SamplingParams, encode
+from spark_engine.runtime.offline.params import NOTHING, SamplingParams, encode
 from spark_engine.runtime.offline.results import Chunk, Completion
 from spark_engine.runtime.offline.service_thread import LLMClosed as LLMClosed
 from spark_engine.runtime.offline.service_thread import ServiceThread, wait
@@ -50,7 +50,7 @@ class LLM:
 
     Answers come in a list, in the order of what was asked. A single prompt that cannot be answered
     raises an error, RequestError where it is at fault, before the engine works. Of many (any
-    iterable, read as far as the engine has room) each has its own `error`, and the others are not
+    iterable, read while the engine can take more) each has its own `error`, and the others are not
     touched. All methods may be called from any thread. Use it in a `with`, or `close` it.
     """
 
@@ -161,17 +161,19 @@ class LLM:
         if _is_conversation(prompt):
             work = self._conversation(prompt, params, more)
         else:
-            work = self._prompt(prompt, params)
+            work = self._prompt(prompt, params, more)
         future = self._thread.start(work(put))
         future.add_done_callback(lambda _: put(None))
         return future
 
-    def _prompt(self, prompt: Any, params: SamplingParams | None) -> Work:
+    def _prompt(
+        self, prompt: Any, params: SamplingParams | None, more: Mapping[str, Any] = NOTHING
+    ) -> Work:
         if not _is_prompt(prompt):
             words = f"the prompt is {type(prompt).__name__} {prompt!r:.80}"
             raise RequestError(f"{words}; it must be a text or a list of token ids, not empty")
         own = prompt if isinstance(prompt, str) else list(prompt)
-        return self._work(JobKind.COMPLETIONS, {"prompt": own}, params)
+        return self._work(JobKind.COMPLETIONS, {"prompt": own, **more}, params)
 
     def _conversation(
         self, messages: Any, params: SamplingParams | None, more: Mapping[str, Any]

@@ -16,8 +16,7 @@ from spark_engine.runtime.server.prompts.limits import MAX_BODY
 _FORMS = ("regex", "choice", "grammar")
 # Fields of bodies that give an answer another shape than a Completion.
 _SHAPES = ("n", "best_of", "stream", "stream_options", "echo", "prompt_logprobs", "functions")
-_OWN = ("prompt", "messages", "tools", "tool_choice")
-_NOTHING: Mapping[str, Any] = {}
+NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +53,10 @@ class SamplingParams:
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
-    extra: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    extra: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
 
     def fields(self, kind: JobKind) -> dict[str, Any]:
-        """The fields of a body. Raises RequestError for those that no body may have here."""
-        if wrong := [name for name in (*_SHAPES, *_OWN) if name in self.extra]:
-            words = "give a prompt several times for several answers, and the rest as arguments"
-            raise RequestError(f"extra has {wrong[0]!r}, which has no effect here: {words}")
+        """The fields of a body."""
         rows = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "extra"}
         made = {name: value for name, value in rows.items() if value is not None}
         made.setdefault("max_tokens", -1)
@@ -76,7 +72,11 @@ class SamplingParams:
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
-    """A body as JSON. Raises RequestError where it cannot be written, or is too large."""
+    """A body as JSON. Raises RequestError where it cannot be written, is too large, or asks for
+    something else than one Completion."""
+    if wrong := [name for name in _SHAPES if body.get(name) is not None]:
+        words = "a Completion has one answer, without its prompt: give a prompt several times"
+        raise RequestError(f"{wrong[0]} is not for the Python API; {words}, and functions as tools")
     try:
         data = msgspec.json.encode(body)
     except (TypeError, ValueError, RecursionError) as error:

@@ -18,6 +18,7 @@ from spark_engine.runtime.offline.answering import Answering
 from spark_engine.runtime.server.process.open_service import open_service, prepare
 from spark_engine.runtime.server.process.options import ServerOptions
 
+CLOSED = "this engine is closed: open another"
 T = TypeVar("T")
 
 
@@ -61,6 +62,9 @@ class ServiceThread:
         Raises LLMClosed, and OptionError in a process that was forked off."""
 
         async def run() -> T:
+            if not self._end.alive:
+                work.close()
+                raise LLMClosed(CLOSED)
             task = asyncio.current_task()
             assert task is not None
             self._jobs.add(task)
@@ -73,16 +77,16 @@ class ServiceThread:
             finally:
                 self._jobs.discard(task)
 
-        problem: UserError | None = None
-        if os.getpid() != self._pid:
-            words = f"this engine was opened by process {self._pid}"
-            problem = OptionError(f"{words}: open one in this process, after the fork")
-        elif not self._end.alive:
-            problem = LLMClosed("this engine is closed: open another")
-        if problem is not None:
+        running = run()
+        try:
+            if os.getpid() != self._pid:
+                words = f"this engine was opened by process {self._pid}"
+                raise OptionError(f"{words}: open one in this process, after the fork")
+            return asyncio.run_coroutine_threadsafe(running, self._loop)
+        except Exception as error:
+            running.close()
             work.close()
-            raise problem
-        return asyncio.run_coroutine_threadsafe(run(), self._loop)
+            raise LLMClosed(CLOSED) if isinstance(error, RuntimeError) else error from None
 
 
 def wait(future: Future[T]) -> T:
@@ -117,4 +121,5 @@ def _close(
     asyncio.run_coroutine_threadsafe(end(), loop).result()
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
+    loop.run_until_complete(asyncio.sleep(0))  # what was started meanwhile says that it is closed
     loop.close()

@@ -185,8 +185,8 @@ ONE_FILE = {
     "matplotlib": {"bench/plot.py"},
     "safetensors": {"models/checkpoint/files.py"},
 }
-# The one way up: names that users import from `spark_engine`. Type checkers follow these imports; a
-# running program makes them when it first asks for such a name.
+# The one import upwards: names that users import from `spark_engine`. Type checkers follow these
+# imports; a running program makes them when it first asks for such a name.
 FRONT = {"spark_engine/__init__.py": "spark_engine.runtime.offline."}
 KERNELS = ("plugins", "kernels")  # where includes begin
 SOURCES = files(*(f"{package}/*.py" for package in PACKAGES))
@@ -286,11 +286,11 @@ def test_includes_are_allowed() -> None:
 
 
 def test_the_front_is_lazy() -> None:
-    """Each of its names comes from where type checkers are told, and `import spark_engine` imports
-    no other module of ours, nor a library."""
+    """Type checkers and programs find its names in the same place; `import spark_engine` imports no
+    other module of ours and no library."""
     (front,) = FRONT
     tree = ast.parse((ROOT / front).read_text())
-    (block,) = (n for n in ast.walk(tree) if isinstance(n, ast.If))
+    (block,) = (n for n in tree.body if isinstance(n, ast.If))
     assert ast.unparse(block.test) == "TYPE_CHECKING"
     told = [node for node in ast.walk(block) if isinstance(node, ast.ImportFrom)]
     upward = [name for name, _ in _imports(Path(front)) if name.startswith(FRONT[front])]
