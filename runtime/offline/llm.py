@@ -189,9 +189,14 @@ class LLM:
         self, make: Callable[..., Work], single: bool, given: Any, params: Params, *more: Any
     ) -> Iterable[Work]:
         """The work of each that was given; one of many ends with its error as its result."""
-        if isinstance(given, bytes | bytearray | Mapping) or not isinstance(given, Iterable):
-            words = "give a text or token ids, for a chat a list of messages; or several of these"
-            raise RequestError(f"a {type(given).__name__} is no prompt: {words}")
+        text = isinstance(given, str | bytes | bytearray | Mapping) and not single
+        if text or not isinstance(given, Iterable):
+            words = (
+                "generate takes a text or token ids, chat a list of messages; or several of them"
+            )
+            raise RequestError(
+                f"a {type(given).__name__} is neither one prompt nor several: {words}"
+            )
         alike = params is None or isinstance(params, SamplingParams)
         each: Any = repeat(params) if alike else params
         if single:
