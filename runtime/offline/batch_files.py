@@ -76,10 +76,10 @@ def read_lines(path: Path, most_body: int) -> Iterator[BatchLine]:
                 most = f"at most {(most_body + AROUND) >> 10} KiB are read (--max-body-mib)"
                 yield BatchLine(number, None, problem=f"the line has {size >> 10} KiB; {most}")
             elif text := head.removeprefix(b"\xef\xbb\xbf").strip():
-                yield _read_line(number, text, most_body)
+                yield _read_line(number, text)
 
 
-def _read_line(number: int, text: bytes, most_body: int) -> BatchLine:
+def _read_line(number: int, text: bytes) -> BatchLine:
     custom_id = None
     try:
         text.decode()  # JSON that is skipped is not checked otherwise
@@ -89,9 +89,6 @@ def _read_line(number: int, text: bytes, most_body: int) -> BatchLine:
             raise ValueError(f"custom_id has {long} characters; at most {MOST_ID} are allowed")
         line = msgspec.json.decode(text, type=_Line)
         body = bytes(line.body)
-        if len(body) > most_body:
-            most = f"at most {most_body >> 20} MiB are read (--max-body-mib)"
-            raise ValueError(f"body has {len(body) >> 10} KiB; {most}")
         ways = msgspec.json.decode(body, type=_Ways)
         if line.method != "POST":
             raise ValueError(f"method is {line.method!r:.80}; it must be 'POST'")

@@ -191,12 +191,8 @@ class LLM:
         """The work of each that was given; one of many ends with its error as its result."""
         text = isinstance(given, str | bytes | bytearray | Mapping) and not single
         if text or not isinstance(given, Iterable):
-            words = (
-                "generate takes a text or token ids, chat a list of messages; or several of them"
-            )
-            raise RequestError(
-                f"a {type(given).__name__} is neither one prompt nor several: {words}"
-            )
+            words = f"a {type(given).__name__} is neither one prompt nor several"
+            raise RequestError(f"{words}: generate takes texts or token ids, chat messages")
         alike = params is None or isinstance(params, SamplingParams)
         each: Any = repeat(params) if alike else params
         if single:

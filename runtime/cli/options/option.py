@@ -41,9 +41,9 @@ ASKED_FOR = tuple(mode for mode in Mode if mode is not Mode.TERMINAL)
 SERVING = frozenset({Mode.SERVE})
 CHATS = frozenset({Mode.CHAT, Mode.TERMINAL})
 ONE = frozenset({Mode.PROMPT, Mode.PROMPT_IDS, Mode.CHAT})  # one answer
-SERVICE = frozenset({Mode.SERVE, Mode.BATCH})  # requests in the APIs' forms
-MANY = SERVICE | {Mode.TERMINAL}
-ANSWERING = frozenset(Mode) - SERVICE
+APIS = frozenset({Mode.SERVE, Mode.BATCH})  # requests in the APIs' forms
+MANY = APIS | {Mode.TERMINAL}
+ANSWERING = frozenset(Mode) - APIS
 
 
 class Group(enum.Enum):
@@ -144,13 +144,16 @@ class Option:
         return not (value is None or value is False or value == ())
 
 
-def table(group: Group, owner: type | None = None) -> Callable[..., Option]:
-    """Makes rows of a group that fill `owner`, if any: the field of the flag's name, or `field`."""
+def table(
+    group: Group, owner: type | None = None, modes: frozenset[Mode] | None = None
+) -> Callable[..., Option]:
+    """Makes rows of a group that fill `owner`, if any: the field of the flag's name, or `field`.
+    `modes`: theirs, if they are not the group's."""
 
     def row(flag: str, text: str, kind: Kind = str, field: str = "", **more: Any) -> Option:
         name = field or flag.removeprefix("--").replace("-", "_")
         fills = None if owner is None else (owner, name)
-        return Option(flag, group, text, kind, fills, **more)
+        return Option(flag, group, text, kind, fills, **{"modes": modes, **more})
 
     return row
 

@@ -16,16 +16,7 @@ from spark_engine.errors import OptionError
 from spark_engine.interface import MOST_DRAFTS
 from spark_engine.runtime.cli.options.answer_options import ANSWER, CHAT
 from spark_engine.runtime.cli.options.operation_options import ABOVE_0, BOUNDS, KEYS, LOGGING
-from spark_engine.runtime.cli.options.option import (
-    MANY,
-    SERVICE,
-    SERVING,
-    Group,
-    Mode,
-    Option,
-    fill,
-    table,
-)
+from spark_engine.runtime.cli.options.option import APIS, MANY, SERVING, Group, Option, fill, table
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.policy.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.server.api.common import Body
@@ -36,8 +27,9 @@ from spark_engine.runtime.server.prompts.conversation import ChatOptions
 GIB, MOST_GIB = 1 << 30, 1 << 20
 _ORIGIN = re.compile(r"https?://[^/\s:]+(:\d+)?|https?://\[[0-9a-fA-F:]+\](:\d+)?")
 _task, _engine = table(Group.TASK), table(Group.ENGINE, EngineOptions)
-_pace, _measure = table(Group.ENGINE, PrefillPolicy), table(Group.MEASURING, EngineOptions)
+_pace, _measure = table(Group.ENGINE, PrefillPolicy, APIS), table(Group.MEASURING, EngineOptions)
 _server, _key = table(Group.SERVER, ServerOptions), table(Group.SECURITY, ServerOptions)
+_service = table(Group.SERVER, ServerOptions, APIS)
 # The argument of the command line, and a key of the configuration file.
 FOLDER = _task("--engine", "The engine folder; the embedded model by default.", metavar="FOLDER")
 TASK = (
@@ -56,7 +48,6 @@ TASK = (
         "The file that the answers are appended to.",
         click.Path(dir_okay=False),
         metavar="FILE",
-        modes=frozenset({Mode.BATCH}),
         needs=("--batch", "which answers"),
     ),
 )
@@ -94,14 +85,12 @@ ENGINE = (
         click.Choice([pace.value for pace in Pace]),
         field="pace",
         turn=Pace,
-        modes=SERVICE,
     ),
     _pace(
         "--itl-ms",
         "Milliseconds of a step in which others decode, at most; by default as --policy says.",
         float,
         metavar="T",
-        modes=SERVICE,
     ),
     Option(
         "--cache-gib",
@@ -140,14 +129,13 @@ MEASURING = (
 SERVER = (
     _server("--host", "The address to listen on."),
     _server("--port", "The port to listen on; 0 takes a free one.", click.IntRange(0, 65535)),
-    _server(
+    _service(
         "--served-model-name",
         "What clients call the model. May be given several times.",
         field="names",
         many=True,
         metavar="NAME",
         turn=tuple,
-        modes=SERVICE,
     ),
     *BOUNDS,
     _server("--max-queue", "Requests that may wait in the queue.", click.IntRange(0)),
@@ -158,14 +146,8 @@ SERVER = (
         ABOVE_0,
         "read_timeout_s",
     ),
-    _server("--allow-priority", "Let requests set their `priority`.", bool, modes=SERVICE),
-    _server(
-        "--request-timeout",
-        "Seconds that one request may take.",
-        ABOVE_0,
-        "timeout_s",
-        modes=SERVICE,
-    ),
+    _service("--allow-priority", "Let requests set their `priority`.", bool),
+    _service("--request-timeout", "Seconds that one request may take.", ABOVE_0, "timeout_s"),
     _server(
         "--drain-timeout",
         "Seconds for running requests to finish after SIGTERM.",
@@ -173,34 +155,30 @@ SERVER = (
         "drain_timeout_s",
     ),
     _server("--no-page", "Serve no page at /.", bool, "page", turn=operator.not_),
-    _server(
+    _service(
         "--watchdog-s",
         "Seconds without a step that end a hung engine; by default 10 (60 on a CPU), 0: never.",
         click.FloatRange(0),
         metavar="T",
-        modes=SERVICE,
     ),
-    _server(
+    _service(
         "--restarts",
         "How often within ten minutes a dead engine process is restarted.",
         click.IntRange(0),
         metavar="N",
-        modes=SERVICE,
     ),
-    _server(
+    _service(
         "--restart-wait",
         "Seconds that a request may wait for an engine that restarts.",
         click.FloatRange(0),
         "restart_wait_s",
         metavar="T",
-        modes=SERVICE,
     ),
-    _server(
+    _service(
         "--dumps",
         "The folder for dumps of a hung or dead engine; by default the system's temporary folder.",
         click.Path(file_okay=False),
         metavar="FOLDER",
-        modes=SERVICE,
     ),
 )
 
