@@ -49,6 +49,7 @@ def run_batch(
     if target.exists() and target.samefile(source):
         raise OptionError(f"--out {target} is the file of requests: name another")
     most = options.max_body_mib << 20
+    shown.say(f"reading {source}")
     wanted = _ids(source, most)
     file = AnswerFile(target)
     try:

@@ -35,7 +35,7 @@ class ServiceThread:
         command, options = prepare(folder, options)
         self._pid, self._loop, self._stack = os.getpid(), asyncio.new_event_loop(), AsyncExitStack()
         self._jobs: set[asyncio.Task[Any]] = set()
-        thread = threading.Thread(target=self._loop.run_forever, name="spark-llm", daemon=True)
+        thread = threading.Thread(target=_run, args=(self._loop,), name="spark-llm", daemon=True)
         thread.start()
         parts = self._pid, self._loop, thread, self._stack, self._jobs
         self._end = weakref.finalize(self, _close, *parts)  # also at the interpreter's exit
@@ -97,6 +97,12 @@ def wait(future: Future[T]) -> T:
         future.cancel()
 
 
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.run_until_complete(asyncio.sleep(0))  # what was started meanwhile says that it is closed
+    loop.close()
+
+
 def _close(
     pid: int,
     loop: asyncio.AbstractEventLoop,
@@ -121,5 +127,3 @@ def _close(
     asyncio.run_coroutine_threadsafe(end(), loop).result()
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
-    loop.run_until_complete(asyncio.sleep(0))  # what was started meanwhile says that it is closed
-    loop.close()

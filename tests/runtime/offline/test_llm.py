@@ -265,7 +265,11 @@ def test_closing_ends_what_runs_and_a_fork_has_no_engine(opened: Callable[[], LL
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert client.stats.running and client.running, "the child closed its parent's engine"
-    one.close()
+
+    async def close() -> None:
+        one.close()
+
+    asyncio.run(close())  # also where an event loop runs
     thread.join()
     assert [type(error) for error in ends] == [LLMClosed, LLMClosed]
     assert worker is not None and not Path(f"/proc/{worker}").exists()
