@@ -12,10 +12,10 @@ if TYPE_CHECKING:  # for type checkers: `import spark_engine` alone imports none
     from spark_engine.runtime.offline.llm import LLM as LLM
     from spark_engine.runtime.offline.llm import LLMClosed as LLMClosed
     from spark_engine.runtime.offline.params import SamplingParams as SamplingParams
-    from spark_engine.runtime.offline.results import Chunk as Chunk
     from spark_engine.runtime.offline.results import Completion as Completion
+    from spark_engine.runtime.offline.results import CompletionChunk as CompletionChunk
 
-__all__ = ["LLM", "Chunk", "Completion", "LLMClosed", "SamplingParams"]
+__all__ = ["LLM", "CompletionChunk", "Completion", "LLMClosed", "SamplingParams"]
 
 # onnxruntime writes a device id and a database of events under the user's cache and may send
 # them. It asks the environment when it is imported, and every module of ours is imported after

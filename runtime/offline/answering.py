@@ -9,7 +9,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from spark_engine.runtime.engine.request import Event
-from spark_engine.runtime.offline.results import Chunk, Completion, TokenLogprob, Usage
+from spark_engine.runtime.offline.results import (
+    Completion,
+    CompletionChunk,
+    TokenLogprob,
+    TokenUsage,
+)
 from spark_engine.runtime.server.api.answers import FINISH
 from spark_engine.runtime.server.engine_client.client import Busy, EngineDied
 from spark_engine.runtime.server.prompts.contract import JobKind
@@ -22,7 +27,7 @@ PAUSE_S = 0.05  # before a request that found the queue full is tried again
 ALONE_S = 60.0  # how long it is tried while no other request is in flight
 TRIES = 3  # of a request with which the engine process ended
 T = TypeVar("T")
-Take = Callable[[Chunk], None]
+Take = Callable[[CompletionChunk], None]
 
 
 class Answering:
@@ -80,7 +85,11 @@ class Answering:
                     message = None if form is None else form.whole()["message"]
                     last = _completion(choice, text, events, finish, message)
                 if take is not None:
-                    take(Chunk(new, delta.get("reasoning_content", ""), _ids(piece.tokens), last))
+                    take(
+                        CompletionChunk(
+                            new, delta.get("reasoning_content", ""), _ids(piece.tokens), last
+                        )
+                    )
         except EngineDied as error:
             if events and take is not None:
                 raise GenerationFailed(str(error)) from None
@@ -97,7 +106,7 @@ def _completion(
     logprobs = None
     if choice.request.params.logprobs is not None:
         logprobs = tuple(TokenLogprob(e.token or 0, e.logprob or 0.0, e.top) for e in events)
-    counts = Usage(choice.prompt_tokens, len(events), choice.stream.cached)
+    counts = TokenUsage(choice.prompt_tokens, len(events), choice.stream.cached)
     said = dict(message) if isinstance(message, dict) else None
     return Completion(text, _ids(events), finish, counts, logprobs, said)
 

@@ -32,7 +32,7 @@ from spark_engine.runtime.engine.load import HOST_TARGETS
 from spark_engine.runtime.offline.answering import Take
 from spark_engine.runtime.offline.embedded import cache_folder, embedded_engine
 from spark_engine.runtime.offline.params import NOTHING, SamplingParams, encode
-from spark_engine.runtime.offline.results import Chunk, Completion
+from spark_engine.runtime.offline.results import Completion, CompletionChunk
 from spark_engine.runtime.offline.service_thread import LLMClosed as LLMClosed
 from spark_engine.runtime.offline.service_thread import ServiceThread, wait
 from spark_engine.runtime.server.process.options import ServerOptions
@@ -121,10 +121,10 @@ class LLM:
 
     def stream(
         self, prompt: Prompt | Messages, params: SamplingParams | None = None, **more: Any
-    ) -> Iterator[Chunk]:
+    ) -> Iterator[CompletionChunk]:
         """The parts of one answer, to a prompt or to a conversation with `more` as for `chat`, as
         they are generated. Leaving the loop ends the request."""
-        box = queue.SimpleQueue[Chunk | None]()
+        box = queue.SimpleQueue[CompletionChunk | None]()
         future = self._streamed(box.put, prompt, params, more)
         try:
             while (chunk := box.get()) is not None:
@@ -135,11 +135,11 @@ class LLM:
 
     async def astream(
         self, prompt: Prompt | Messages, params: SamplingParams | None = None, **more: Any
-    ) -> AsyncIterator[Chunk]:
+    ) -> AsyncIterator[CompletionChunk]:
         """`stream` for a program with an event loop."""
-        loop, box = asyncio.get_running_loop(), asyncio.Queue[Chunk | None]()
+        loop, box = asyncio.get_running_loop(), asyncio.Queue[CompletionChunk | None]()
 
-        def put(chunk: Chunk | None) -> None:
+        def put(chunk: CompletionChunk | None) -> None:
             loop.call_soon_threadsafe(box.put_nowait, chunk)
 
         future = self._streamed(put, prompt, params, more)
@@ -152,7 +152,7 @@ class LLM:
 
     def _streamed(
         self,
-        put: Callable[[Chunk | None], None],
+        put: Callable[[CompletionChunk | None], None],
         prompt: Prompt | Messages,
         params: SamplingParams | None,
         more: Mapping[str, Any],

@@ -17,7 +17,7 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
-class Usage:
+class TokenUsage:
     """Counts of tokens. `cached_tokens`: of the prompt, from the prefix cache."""
 
     prompt_tokens: int = 0
@@ -42,14 +42,14 @@ class Completion:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str
-    usage: Usage
+    usage: TokenUsage
     logprobs: tuple[TokenLogprob, ...] | None = None
     message: dict[str, Any] | None = None
     error: SparkError | None = None
 
     @classmethod
     def failed(cls, error: SparkError) -> "Completion":
-        return cls("", (), "error", Usage(), error=error)
+        return cls("", (), "error", TokenUsage(), error=error)
 
     @property
     def reasoning(self) -> str:
@@ -63,7 +63,7 @@ class Completion:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class CompletionChunk:
     """A part of an answer. `text` may lag behind `token_ids`; `completion` is the whole answer, in
     the last part only. Tool calls are in its `message`."""
 
