@@ -85,11 +85,8 @@ class Answering:
                     message = None if form is None else form.whole()["message"]
                     last = _completion(choice, text, events, finish, message)
                 if take is not None:
-                    take(
-                        CompletionChunk(
-                            new, delta.get("reasoning_content", ""), _ids(piece.tokens), last
-                        )
-                    )
+                    thought = delta.get("reasoning_content", "")
+                    take(CompletionChunk(new, thought, _ids(piece.tokens), last))
         except EngineDied as error:
             if events and take is not None:
                 raise GenerationFailed(str(error)) from None
