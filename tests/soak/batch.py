@@ -1,5 +1,7 @@
 """A batch of ten thousand lines on the embedded model, killed twice and ended once: `make batch`.
 
+    python -m tests.soak.batch [LINES]
+
 Every line must have one answer, and a run that continues answers nothing twice.
 """
 
@@ -16,7 +18,7 @@ from pathlib import Path
 
 from tests.repository import PATH
 
-COUNT = 10_000
+COUNT = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
 RUN = [sys.executable, "-P", "-m", "spark_engine.runtime.cli.spark_run"]
 
 
@@ -47,7 +49,7 @@ def main() -> int:
         environment = {**os.environ, "PYTHONPATH": PATH}
         for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
             process = subprocess.Popen(command, env=environment)
-            until = _lines(target) + draws.randrange(500, 2500)
+            until = _lines(target) + draws.randrange(COUNT // 20, COUNT // 4)
             while _lines(target) < until:
                 assert process.poll() is None, "it ended before it was killed"
                 time.sleep(0.2)
