@@ -12,7 +12,6 @@ import pytest
 
 import spark_engine
 from spark_engine import LLM
-from spark_engine.runtime.offline.embedded import embedded_engine
 from tests.repository import PATH, ROOT, files
 
 EXAMPLES = files("examples/*.py")
@@ -27,13 +26,8 @@ SAID = {  # what each prints, at least
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return embedded_engine(tmp_path_factory.mktemp("cache"), print)
-
-
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> Iterator[LLM]:
-    with LLM(folder) as opened:
+def llm(embedded: Path) -> Iterator[LLM]:
+    with LLM(embedded) as opened:
         yield opened
 
 
@@ -45,16 +39,16 @@ def test_every_example_is_tried() -> None:
 def test_an_example_runs(
     path: Path,
     llm: LLM,
-    folder: Path,
+    embedded: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     def opened(engine: str) -> Any:
-        assert engine == str(folder)
+        assert engine == str(embedded)
         return nullcontext(llm)
 
     monkeypatch.setitem(os.environ, "PYTHONPATH", PATH)
-    monkeypatch.setattr(sys, "argv", [str(path), str(folder)])
+    monkeypatch.setattr(sys, "argv", [str(path), str(embedded)])
     monkeypatch.setattr(spark_engine, "LLM", opened, raising=False)
     runpy.run_path(str(ROOT / path), run_name="__main__")
     shown = capfd.readouterr().out

@@ -24,7 +24,7 @@ from spark_engine.runtime.server.http.app import create_app
 from spark_engine.runtime.server.http.endpoints import Endpoints
 from spark_engine.runtime.server.prompts.contract import JobKind
 from tests.repository import PATH
-from tests.runtime import fake_engine, small_engine, small_tokenizer
+from tests.runtime import fake_engine, small_tokenizer
 
 USER = [{"role": "user", "content": "What is 40 plus 2?"}]
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "weather", "parameters": {}}}
@@ -288,15 +288,11 @@ def test_an_engine_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
         spark_engine.LLN  # noqa: B018
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_engine.build(tmp_path_factory.mktemp("real"), tokenizer=True)
-
-
-def test_tokens_are_the_servers(engine: Path, llm: LLM) -> None:
+def test_tokens_are_the_servers(embedded: Path, llm: LLM) -> None:
     """Greedy and seeded, of texts, ids and chats, with a schema; next to another LLM. At the end it
     is dropped."""
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    schema["additionalProperties"] = False
     cases: list[tuple[Any, SamplingParams]] = [
         ("Once upon a time", SamplingParams(max_tokens=12, temperature=0, logprobs=2)),
         ([5, 6, 7], SamplingParams(max_tokens=12, seed=7)),
@@ -304,8 +300,8 @@ def test_tokens_are_the_servers(engine: Path, llm: LLM) -> None:
         (USER, SamplingParams(max_tokens=60, seed=3, json_schema=schema, extra={"think": False})),
     ]
     with pytest.raises(OptionError, match="device is 0, and .* is for the cpu"):
-        LLM(engine, device=0)
-    real = LLM(engine, max_model_len=200)
+        LLM(embedded, device=0)
+    real = LLM(embedded, max_model_len=200)
     app = create_app(Endpoints(real._thread.answering.service))
 
     async def ask(path: str, body: bytes) -> Any:
