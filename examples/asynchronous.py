@@ -5,7 +5,7 @@ import sys
 
 from spark_engine import LLM, SamplingParams
 
-PARAMS = SamplingParams(max_tokens=30, temperature=0)
+PARAMS = SamplingParams(max_tokens=16, temperature=0)
 
 
 async def tell(llm: LLM, prompt: str) -> str:
