@@ -15,7 +15,7 @@ TORCH := torch==2.13.0
 PACKAGES := bench builder check device models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: lock ranks run figures test pytest kernels lint types mutants mutation abuse fuzz forms newcomer served soak soak-server replicas page clients agents clean
+.PHONY: lock ranks run figures test pytest kernels lint types mutants mutation abuse fuzz forms newcomer served soak soak-server batch replicas page clients agents clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -62,6 +62,7 @@ types: $(VENV)/.test
 	@for package in $(PACKAGES); do ln -s $(CURDIR)/$$package $(TYPED)/$$package; done
 	@ln -sfn $(CURDIR)/training $(dir $(TYPED))training
 	MYPYPATH=$(dir $(TYPED)) $(BIN)/mypy -p spark_engine -p training
+	MYPYPATH=$(dir $(TYPED)) $(BIN)/mypy examples
 
 # Hand-made bugs, one at a time, against the tests that must fail with them.
 mutants: $(VENV)/.test
@@ -118,6 +119,10 @@ forms: $(VENV)/.test
 MINUTES ?= 30
 soak-server: $(VENV)/.test
 	$(BIN)/python -m tests.soak.server $(MINUTES)
+
+# Ten thousand lines of a batch on the embedded model, killed twice and ended once: some minutes.
+batch: $(VENV)/.test
+	$(BIN)/python -m tests.soak.batch
 
 # Four replicas of the embedded model placed by Ray Serve, under load: one is killed, one is stopped,
 # all are replaced; then two in a cluster, where front, controller and commands are killed. Ten minutes

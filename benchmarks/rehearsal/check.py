@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.rehearsal.reporter import Reporter
 from benchmarks.rehearsal.source_digest import of_script
 from spark_engine.device.gpu import present
-from spark_engine.runtime.cli.embedded import find_checkpoint
+from spark_engine.runtime.offline.embedded import find_checkpoint
 from tests.runtime import batch_trial
 
 _FOUND = re.compile(

@@ -24,9 +24,9 @@ from benchmarks.rehearsal.source_digest import of_script
 from benchmarks.result_files import MODELS
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
-from spark_engine.runtime.cli.embedded import find_checkpoint
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams
+from spark_engine.runtime.offline.embedded import find_checkpoint
 from tests.runtime.engine.invariants import check_idle
 
 SIZES: dict[str, Any] = {"decode": (1, 8, 16), "prefill": (128, 512), "max_seqs": 16}

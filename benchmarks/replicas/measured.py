@@ -28,8 +28,7 @@ from typing import Any
 
 import aiohttp
 
-from spark_engine.runtime.cli.embedded import embedded_engine
-from spark_engine.runtime.cli.spark_run import cache_folder
+from spark_engine.runtime.offline.embedded import cache_folder, embedded_engine
 from spark_engine.runtime.replicas.server_process import ServerProcess
 from spark_engine.runtime.server.process.options import ServerOptions
 
@@ -197,7 +196,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--engine", type=Path)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(words)
-    engine = args.engine or embedded_engine(cache_folder(), print)
+    engine = args.engine or embedded_engine(cache_folder(os.environ), print)
     there = sorted(os.sched_getaffinity(0))
     rows: list[dict[str, Any]] = []
     for count in (int(n) for n in args.replicas.split(",")):

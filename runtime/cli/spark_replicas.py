@@ -7,6 +7,7 @@ and `replicas/front_process.py` is the front.
 import asyncio
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,10 +23,10 @@ from spark_engine.command import OK, command
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.hints import extra
-from spark_engine.runtime.cli.embedded import embedded_engine
 from spark_engine.runtime.cli.options import config_file
 from spark_engine.runtime.cli.options.option import Group, Grouped
 from spark_engine.runtime.cli.options.run_options import OF_FILE, OPTIONS, server_options
+from spark_engine.runtime.offline.embedded import cache_folder, embedded_engine
 from spark_engine.runtime.server.http.host_names import allowed_hosts
 from spark_engine.runtime.server.operation.json_stderr import standard_error
 from spark_engine.runtime.server.operation.logs import LogFormat, LogLevel, set_up
@@ -280,9 +281,7 @@ def _extra(name: str, library: str) -> ModuleType:
 
 
 def _embedded() -> Path:
-    from spark_engine.runtime.cli.spark_run import cache_folder
-
-    return embedded_engine(cache_folder(), lambda text: click.echo(text, err=True))
+    return embedded_engine(cache_folder(os.environ), lambda text: click.echo(text, err=True))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.progress import Progress
 from spark_engine.runtime.cli.doctor import doctor
-from spark_engine.runtime.cli.embedded import embedded_engine
 from spark_engine.runtime.cli.options import completion, config_file
 from spark_engine.runtime.cli.options.option import ASKED_FOR, Grouped, Mode, why_idle
 from spark_engine.runtime.cli.options.run_options import (
@@ -40,6 +39,7 @@ from spark_engine.runtime.cli.terminal.printable import printable
 from spark_engine.runtime.cli.terminal.session import Answer, Session
 from spark_engine.runtime.engine.load import HOST_TARGETS
 from spark_engine.runtime.engine.request import FinishReason, capacity
+from spark_engine.runtime.offline.embedded import cache_folder, embedded_engine
 from spark_engine.runtime.ranks.hosts import name_network, own_rank, stand_by
 from spark_engine.runtime.ranks.rendezvous import split_hosts
 from spark_engine.runtime.server.engine_client.engine_folder import check_ranks
@@ -101,9 +101,9 @@ class _Run(Grouped):
 def main(context: click.Context, /, engine: Path | None, print_config: bool, **values: Any) -> None:
     """Runs the engine folder ENGINE, or the embedded model where none is named.
 
-    Without --prompt, --prompt-ids, --chat or --serve it chats on a terminal, and elsewhere answers
-    the message on standard input. `spark-run doctor` checks this machine: which engines it can
-    serve, and what to do where it cannot.
+    Without --prompt, --prompt-ids, --chat, --serve or --batch it chats on a terminal, and elsewhere
+    answers the message on standard input. `spark-run doctor` checks this machine: which engines it
+    can serve, and what to do where it cannot.
     """
     with standard_error(_log_format(context, values)), command(NAME):
         if print_config:
@@ -112,9 +112,12 @@ def main(context: click.Context, /, engine: Path | None, print_config: bool, **v
             return
         mode = _mode(context, values)
         choose(os.environ, values["device"])
-        folder = engine or embedded_engine(cache_folder(), lambda text: click.echo(text, err=True))
+        folder = engine or embedded_engine(
+            cache_folder(os.environ), lambda text: click.echo(text, err=True)
+        )
         _check_device(folder, values["device"])
-        run = {Mode.SERVE: _serve, Mode.TERMINAL: _chat}.get(mode, partial(_answer, mode))
+        others = {Mode.SERVE: _serve, Mode.BATCH: _batch, Mode.TERMINAL: _chat}
+        run = others.get(mode, partial(_answer, mode))
         code = run(folder, values)
         if values["profile"] is not None:
             click.echo(finish(values["profile"]), err=True)
@@ -142,7 +145,7 @@ def _mode(context: click.Context, values: Mapping[str, Any]) -> Mode:
     asked = [mode for mode in ASKED_FOR if values[mode] not in (None, False)]
     typed = [mode for mode in asked if source(mode) is ParameterSource.COMMANDLINE]
     if len(modes := typed or asked) > 1:
-        raise OptionError("give only one of --prompt, --prompt-ids, --chat and --serve")
+        raise OptionError(f"give only one of {', '.join(mode.flag for mode in ASKED_FOR)}")
     mode = modes[0] if modes else _unasked()
     for row in OPTIONS:
         of_file = source(row.name) is ParameterSource.DEFAULT_MAP and mode in row.where
@@ -172,9 +175,8 @@ def _unasked() -> Mode:
     return Mode.TERMINAL
 
 
-def cache_folder() -> Path:
-    given = os.environ.get("XDG_CACHE_HOME")
-    return Path(given) if given else Path.home() / ".cache"
+def _embedded() -> Path:
+    return embedded_engine(cache_folder(os.environ), lambda text: click.echo(text, err=True))
 
 
 def _state() -> Path:
@@ -196,6 +198,20 @@ def _serve(folder: Path, values: Mapping[str, Any]) -> int:
     from spark_engine.runtime.server.process.server import run
 
     return run(folder, options)
+
+
+def _batch(folder: Path, values: Mapping[str, Any]) -> int:
+    if values["out"] is None:
+        raise OptionError("--batch needs --out FILE, for the answers")
+    options = server_options(values)
+    check_ranks(folder, options.engine)
+    # imported here, as for a server
+    from spark_engine.runtime.offline.batch import run_batch
+
+    with Progress(sys.stderr) as shown:
+        words = run_batch(Path(values["batch"]), Path(values["out"]), folder, options, shown)
+    click.echo(words, err=True)
+    return 0
 
 
 def _chat(folder: Path, values: Mapping[str, Any]) -> int:

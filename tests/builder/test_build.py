@@ -23,7 +23,7 @@ from spark_engine.builder.report import BuildReport
 from spark_engine.engine_file import open_folder, read_manifest
 from spark_engine.errors import CheckpointError, EngineError, OptionError
 from spark_engine.models.open_model import open_model
-from spark_engine.runtime.cli.embedded import find_checkpoint
+from spark_engine.runtime.offline.embedded import find_checkpoint
 from tests.builder.bucket_steps import trace
 from tests.checkpoint_files import FORMATS
 from tests.checkpoints import write_checkpoint

@@ -27,7 +27,7 @@ from spark_engine.errors import GraphError
 from spark_engine.hints import extra
 from spark_engine.kernel import CARDS
 from spark_engine.models.weights.recipes import Recipe
-from spark_engine.runtime.cli.embedded import find_checkpoint
+from spark_engine.runtime.offline.embedded import find_checkpoint
 from tests.checkpoints import write_checkpoint
 
 FEW = ("--decode", "1,2", "--prefill", "64", "--max-context", "64", "--no-record")

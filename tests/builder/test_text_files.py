@@ -8,7 +8,7 @@ import pytest
 
 from spark_engine.builder.text_files import TEXT_FILES, text_bytes, text_notes
 from spark_engine.errors import CheckpointError
-from spark_engine.runtime.cli.embedded import find_checkpoint
+from spark_engine.runtime.offline.embedded import find_checkpoint
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from spark_engine.device.gpu import architecture, count  # noqa: E402
 from spark_engine.engine_file import WEIGHTS  # noqa: E402
 from spark_engine.errors import OptionError  # noqa: E402
 from spark_engine.progress import Progress  # noqa: E402
-from spark_engine.runtime.cli.embedded import find_checkpoint  # noqa: E402
+from spark_engine.runtime.offline.embedded import find_checkpoint  # noqa: E402
 from spark_engine.weights_file import read_index  # noqa: E402
 from tests.check.faulty_engines import scaled  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402

@@ -29,7 +29,7 @@ from typing import Any
 
 import httpx
 
-from spark_engine.runtime.cli.embedded import find_checkpoint, is_stale
+from spark_engine.runtime.offline.embedded import find_checkpoint, is_stale
 from tests.clients.agent_proxy import (
     ANSWER,
     APIS,

@@ -4,14 +4,16 @@ An import that is wanted and not allowed here is a question about the design, no
 """
 
 import ast
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.repository import PACKAGES, ROOT, files
+from tests.repository import PACKAGES, PATH, ROOT, files
 
 ALLOWED = {
     "spark_engine": set(),
@@ -100,6 +102,7 @@ FOLDERS = {
         "server": {"engine", "ranks", "images", "text", "structured"},
         "doctor": {"engine", "executors", "ranks"},
         "replicas": {"engine", "server"},
+        "offline": {"engine", "server"},
         "cli": {
             "executors",
             "ranks",
@@ -109,6 +112,7 @@ FOLDERS = {
             "server",
             "doctor",
             "replicas",
+            "offline",
         },
         "": set(),
     },
@@ -186,6 +190,9 @@ ONE_FILE = {
     "safetensors": {"models/checkpoint/files.py"},
     "PIL": {"runtime/images/decode.py"},
 }
+# The one import upwards: names that users import from `spark_engine`. Type checkers follow these
+# imports; a running program makes them when it first asks for such a name.
+FRONT = {"spark_engine/__init__.py": "spark_engine.runtime.offline."}
 KERNELS = ("plugins", "kernels")  # where includes begin
 SOURCES = files(*(f"{package}/*.py" for package in PACKAGES))
 
@@ -247,6 +254,8 @@ def _wrong(path: Path) -> list[str]:
         top = name.split(".")[0]
         if level:
             wrong.append(f"relative import of {name}")
+        elif name.startswith(FRONT.get(text, "no front")):
+            continue
         elif top == "spark_engine":
             if (package := _package(name)) != here and package not in ALLOWED[here]:
                 wrong.append(f"{here} may not import {package}: {name}")
@@ -279,6 +288,30 @@ def test_includes_are_allowed() -> None:
         wrong = [w for to in zip(there, included, strict=True) for w in _upward(path.parts, *to)]
         assert not wrong, f"{path}: {wrong}"
         assert all(ROOT.joinpath(*parts).is_file() for parts in there), path
+
+
+def test_the_front_is_lazy() -> None:
+    """Type checkers and programs find its names in the same place; `import spark_engine` imports no
+    other module of ours and no library."""
+    (front,) = FRONT
+    tree = ast.parse((ROOT / front).read_text())
+    (block,) = (n for n in tree.body if isinstance(n, ast.If))
+    assert ast.unparse(block.test) == "TYPE_CHECKING"
+    told = [node for node in ast.walk(block) if isinstance(node, ast.ImportFrom)]
+    upward = [name for name, _ in _imports(Path(front)) if name.startswith(FRONT[front])]
+    assert len(upward) == 2 * len(told), "an import is not among those for type checkers"
+    code = (
+        "import sys, spark_engine\n"
+        "mine = [n for n in sys.modules if n.startswith('spark_engine.')]\n"
+        "assert not mine and 'numpy' not in sys.modules, mine\n"
+        "import spark_engine.builder.cli\n"
+        "assert not [n for n in sys.modules if n.startswith('spark_engine.runtime.offline')]\n"
+    )
+    for node in told:
+        name = node.names[0].name
+        code += f"assert spark_engine.{name} is sys.modules[{node.module!r}].{name}, {name!r}\n"
+    code += f"assert sorted(spark_engine.__all__) == {sorted(n.names[0].name for n in told)}\n"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": PATH}, check=True)
 
 
 def test_every_package_is_listed() -> None:

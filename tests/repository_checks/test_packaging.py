@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from spark_engine.runtime.engine.engine import EngineOptions
-from spark_engine.runtime.server.process.server import worker_command
+from spark_engine.runtime.server.process.open_service import worker_command
 from tests.repository import PACKAGES, ROOT, files
 
 TOOLS = (

@@ -2,6 +2,7 @@
 
     python fake_engine.py worker TOKENIZER ADDRESS     the engine process
     python fake_engine.py server TOKENIZER OPTIONS     the server, OPTIONS being JSON
+    python fake_engine.py batch TOKENIZER FILES        a batch, FILES being SOURCE,TARGET
 
 What a prompt says decides what happens: STALL never comes back from a step, STUCK makes steps end
 without doing or counting anything, BOOM raises in it, NAN ends with an error, SLOW makes steps
@@ -18,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from spark_engine.interface import Limits
+from spark_engine.progress import Progress
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
+from spark_engine.runtime.offline import batch, service_thread
 from spark_engine.runtime.server.engine_client import worker
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo
 from spark_engine.runtime.server.operation import logs
@@ -168,11 +171,17 @@ def main() -> int:
     mode, folder, last = sys.argv[1:]
     if mode == "worker":
         return worker.serve(last, lambda: open_fake(Path(folder)))
+    command = (sys.executable, __file__, "worker", folder)
+    if mode == "batch":
+        source, target = map(Path, last.split(","))
+        service_thread.prepare = lambda _, options: (command, options)
+        options, shown = server.ServerOptions(), Progress(sys.stderr)
+        print(batch.run_batch(source, target, Path(folder).parent, options, shown))
+        return 0
     options = server.ServerOptions(**json.loads(last))
     form = logs.LogFormat(options.log_format)
     with standard_error(form):
         logs.set_up(form, logs.LogLevel(options.log_level))
-        command = (sys.executable, __file__, "worker", folder)
         return asyncio.run(server.serve(command, Path(folder).parent, options))
 
 

@@ -102,9 +102,9 @@ HOSTILE = "hostile engine folders"
 def _embedded() -> Path:
     """The embedded model's engine folder, which the first server built."""
     code = (
-        "from spark_engine.runtime.cli.spark_run import cache_folder\n"
-        "from spark_engine.runtime.cli.embedded import embedded_engine\n"
-        "print(embedded_engine(cache_folder(), lambda _: None))"
+        "import os\n"
+        "from spark_engine.runtime.offline.embedded import cache_folder, embedded_engine\n"
+        "print(embedded_engine(cache_folder(os.environ), lambda _: None))"
     )
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, cwd="/"

@@ -29,8 +29,7 @@ from pathlib import Path
 import httpx
 
 from spark_engine.manifest import WEIGHTS
-from spark_engine.runtime.cli.embedded import embedded_engine
-from spark_engine.runtime.cli.spark_run import cache_folder
+from spark_engine.runtime.offline.embedded import cache_folder, embedded_engine
 from tests.ports import free_port
 
 COMMAND = (sys.executable, "-m", "spark_engine.runtime.cli.spark_replicas")
@@ -274,7 +273,7 @@ def command_line(doc: str | None, replicas: int, live: Callable[[Path, Path, int
     parser.add_argument("--engine", type=Path)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    engine = (args.engine or embedded_engine(cache_folder(), print)).resolve()
+    engine = (args.engine or embedded_engine(cache_folder(os.environ), print)).resolve()
     with tempfile.TemporaryDirectory() as made:
         soak = live(Path(made), engine, args.replicas)
     print(dict(soak.outcomes), *soak.wrong, sep="\n", flush=True)

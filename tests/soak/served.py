@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from spark_engine.runtime.cli.embedded import embedded_engine
+from spark_engine.runtime.offline.embedded import embedded_engine
 from tests.repository import ROOT
 
 TILE = 64

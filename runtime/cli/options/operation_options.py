@@ -5,7 +5,7 @@ Rows of the table in `runtime/cli/options/run_options.py`.
 
 import click
 
-from spark_engine.runtime.cli.options.option import Group, table
+from spark_engine.runtime.cli.options.option import APIS, Group, table
 from spark_engine.runtime.server.operation.logs import LogFormat, LogLevel
 from spark_engine.runtime.server.process.options import ServerOptions
 
@@ -13,6 +13,7 @@ ABOVE_0 = click.FloatRange(0, min_open=True)
 _key, _server, _log = (
     table(group, ServerOptions) for group in (Group.SECURITY, Group.SERVER, Group.LOGGING)
 )
+_service = table(Group.SERVER, ServerOptions, APIS)
 KEYS = (
     _key(
         "--api-keys",
@@ -35,13 +36,13 @@ BOUNDS = (
         "queue_timeout_s",
         metavar="T",
     ),
-    _server(
+    _service(
         "--max-model-len",
         "Tokens of a prompt and its answer together; by default as the engine was built.",
         click.IntRange(2),
         metavar="N",
     ),
-    _server(
+    _service(
         "--max-body-mib", "MiB of a request's body at most.", click.IntRange(1, 1024), metavar="N"
     ),
 )

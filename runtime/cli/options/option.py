@@ -26,6 +26,7 @@ class Mode(enum.StrEnum):
     PROMPT_IDS = "prompt_ids"
     CHAT = "chat"
     SERVE = "serve"
+    BATCH = "batch"
     TERMINAL = "terminal"
 
     @property
@@ -40,8 +41,9 @@ ASKED_FOR = tuple(mode for mode in Mode if mode is not Mode.TERMINAL)
 SERVING = frozenset({Mode.SERVE})
 CHATS = frozenset({Mode.CHAT, Mode.TERMINAL})
 ONE = frozenset({Mode.PROMPT, Mode.PROMPT_IDS, Mode.CHAT})  # one answer
-MANY = frozenset({Mode.SERVE, Mode.TERMINAL})
-ANSWERING = frozenset(Mode) - SERVING
+APIS = frozenset({Mode.SERVE, Mode.BATCH})  # requests in the APIs' forms
+MANY = APIS | {Mode.TERMINAL}
+ANSWERING = frozenset(Mode) - APIS
 
 
 class Group(enum.Enum):
@@ -142,13 +144,16 @@ class Option:
         return not (value is None or value is False or value == ())
 
 
-def table(group: Group, owner: type | None = None) -> Callable[..., Option]:
-    """Makes rows of a group that fill `owner`, if any: the field of the flag's name, or `field`."""
+def table(
+    group: Group, owner: type | None = None, modes: frozenset[Mode] | None = None
+) -> Callable[..., Option]:
+    """Makes rows of a group that fill `owner`, if any: the field of the flag's name, or `field`.
+    `modes`: theirs, if they are not the group's."""
 
     def row(flag: str, text: str, kind: Kind = str, field: str = "", **more: Any) -> Option:
         name = field or flag.removeprefix("--").replace("-", "_")
         fills = None if owner is None else (owner, name)
-        return Option(flag, group, text, kind, fills, **more)
+        return Option(flag, group, text, kind, fills, **{"modes": modes, **more})
 
     return row
 
@@ -180,6 +185,8 @@ def why_idle(row: Option, mode: Mode, values: Mapping[str, Any]) -> str | None:
         return f"without {row.needs[0]}, {row.needs[1]}: add {row.needs[0]}"
     if mode is Mode.SERVE:
         return "with --serve: clients say it in each request"
+    if mode is Mode.BATCH and row.where <= ANSWERING:
+        return "with --batch: each line's body says it"
     if row.where == SERVING:
         return f"without --serve: leave it out, or serve instead of {mode.flag}"
     others = " and ".join(other.flag for other in Mode if other in row.where)

@@ -16,7 +16,7 @@ from spark_engine.errors import OptionError
 from spark_engine.interface import MOST_DRAFTS
 from spark_engine.runtime.cli.options.answer_options import ANSWER, CHAT
 from spark_engine.runtime.cli.options.operation_options import ABOVE_0, BOUNDS, KEYS, LOGGING
-from spark_engine.runtime.cli.options.option import MANY, SERVING, Group, Option, fill, table
+from spark_engine.runtime.cli.options.option import APIS, MANY, SERVING, Group, Option, fill, table
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.policy.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.server.api.common import Body
@@ -27,8 +27,9 @@ from spark_engine.runtime.server.prompts.conversation import ChatOptions
 GIB, MOST_GIB = 1 << 30, 1 << 20
 _ORIGIN = re.compile(r"https?://[^/\s:]+(:\d+)?|https?://\[[0-9a-fA-F:]+\](:\d+)?")
 _task, _engine = table(Group.TASK), table(Group.ENGINE, EngineOptions)
-_pace, _measure = table(Group.ENGINE, PrefillPolicy), table(Group.MEASURING, EngineOptions)
+_pace, _measure = table(Group.ENGINE, PrefillPolicy, APIS), table(Group.MEASURING, EngineOptions)
 _server, _key = table(Group.SERVER, ServerOptions), table(Group.SECURITY, ServerOptions)
+_service = table(Group.SERVER, ServerOptions, APIS)
 # The argument of the command line, and a key of the configuration file.
 FOLDER = _task("--engine", "The engine folder; the embedded model by default.", metavar="FOLDER")
 TASK = (
@@ -36,6 +37,19 @@ TASK = (
     _task("--prompt-ids", "Continue these token ids, e.g. 1,2,3."),
     _task("--chat", "Answer this message; - reads standard input."),
     _task("--serve", "Serve the OpenAI and Anthropic APIs, and a page, over HTTP.", bool),
+    _task(
+        "--batch",
+        "Answer the requests in this file of OpenAI's batch lines; run it again to continue.",
+        click.Path(dir_okay=False),
+        metavar="FILE",
+    ),
+    _task(
+        "--out",
+        "The file that the answers are appended to.",
+        click.Path(dir_okay=False),
+        metavar="FILE",
+        needs=("--batch", "which answers"),
+    ),
 )
 ENGINE = (
     Option("--device", Group.ENGINE, HELP, click.IntRange(0), metavar="N"),
@@ -71,14 +85,12 @@ ENGINE = (
         click.Choice([pace.value for pace in Pace]),
         field="pace",
         turn=Pace,
-        modes=SERVING,
     ),
     _pace(
         "--itl-ms",
         "Milliseconds of a step in which others decode, at most; by default as --policy says.",
         float,
         metavar="T",
-        modes=SERVING,
     ),
     Option(
         "--cache-gib",
@@ -117,7 +129,7 @@ MEASURING = (
 SERVER = (
     _server("--host", "The address to listen on."),
     _server("--port", "The port to listen on; 0 takes a free one.", click.IntRange(0, 65535)),
-    _server(
+    _service(
         "--served-model-name",
         "What clients call the model. May be given several times.",
         field="names",
@@ -134,8 +146,8 @@ SERVER = (
         ABOVE_0,
         "read_timeout_s",
     ),
-    _server("--allow-priority", "Let requests set their `priority`.", bool),
-    _server("--request-timeout", "Seconds that one request may take.", ABOVE_0, "timeout_s"),
+    _service("--allow-priority", "Let requests set their `priority`.", bool),
+    _service("--request-timeout", "Seconds that one request may take.", ABOVE_0, "timeout_s"),
     _server(
         "--drain-timeout",
         "Seconds for running requests to finish after SIGTERM.",
@@ -143,26 +155,26 @@ SERVER = (
         "drain_timeout_s",
     ),
     _server("--no-page", "Serve no page at /.", bool, "page", turn=operator.not_),
-    _server(
+    _service(
         "--watchdog-s",
         "Seconds without a step that end a hung engine; by default 10 (60 on a CPU), 0: never.",
         click.FloatRange(0),
         metavar="T",
     ),
-    _server(
+    _service(
         "--restarts",
         "How often within ten minutes a dead engine process is restarted.",
         click.IntRange(0),
         metavar="N",
     ),
-    _server(
+    _service(
         "--restart-wait",
         "Seconds that a request may wait for an engine that restarts.",
         click.FloatRange(0),
         "restart_wait_s",
         metavar="T",
     ),
-    _server(
+    _service(
         "--dumps",
         "The folder for dumps of a hung or dead engine; by default the system's temporary folder.",
         click.Path(file_okay=False),

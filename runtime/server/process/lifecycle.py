@@ -1,39 +1,17 @@
-"""Starts, reloads and stops the parts that operators configure: keys, certificate, access log,
-traces, and a shorter context.
-"""
+"""Starts, reloads and stops what operators configure: keys, certificate, access log, traces."""
 
 import asyncio
 import contextlib
 import gc
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import replace
 
-import msgspec
-
-from spark_engine.errors import OptionError
-from spark_engine.runtime.engine.request import capacity
-from spark_engine.runtime.server.engine_client.ipc import EngineInfo
 from spark_engine.runtime.server.http.tls import ServerTls
 from spark_engine.runtime.server.operation.http_request import Listener
 from spark_engine.runtime.server.operation.keys import LIMITS, Keyring
 from spark_engine.runtime.server.operation.logs import AccessLog
 from spark_engine.runtime.server.operation.metrics import Metrics
 from spark_engine.runtime.server.operation.telemetry import SEND_S, Traces
-
-
-def shorten(info: EngineInfo, most: int | None) -> EngineInfo:
-    """The engine as if it had been built for `most` tokens a request.
-
-    Raises OptionError for more than it was built for.
-    """
-    if most is None:
-        return info
-    room = capacity(info.limits)
-    if not 2 <= most <= room:
-        words = f"--max-model-len is {most}; a request of this engine reaches 2 to {room} tokens"
-        raise OptionError(words)
-    return msgspec.structs.replace(info, limits=replace(info.limits, max_context=most))
 
 
 def keep_loaded() -> None:

@@ -8,27 +8,19 @@ import contextlib
 import logging
 import signal
 import socket
-import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
-import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.config import LifespanType
 
-from spark_engine.errors import EngineError, OptionError
-from spark_engine.runtime.engine.engine import EngineOptions
-from spark_engine.runtime.engine.trace import HTTP, trace_of
-from spark_engine.runtime.images.fetch import Fetcher, media_domains
 from spark_engine.runtime.server.engine_client import engine_folder
 from spark_engine.runtime.server.engine_client.client import EngineClient
 from spark_engine.runtime.server.engine_client.heap import return_large_buffers, trimmed_heap
-from spark_engine.runtime.server.engine_client.supervisor import WATCHDOG_S, Supervision
 from spark_engine.runtime.server.http.app import create_app
 from spark_engine.runtime.server.http.connections import (
     Connection,
@@ -44,11 +36,9 @@ from spark_engine.runtime.server.operation.log_limit import limited_log
 from spark_engine.runtime.server.operation.telemetry import check_endpoint
 from spark_engine.runtime.server.page.report import make_report
 from spark_engine.runtime.server.process import leaving, lifecycle
+from spark_engine.runtime.server.process.open_service import open_service, prepare
 from spark_engine.runtime.server.process.options import ServerOptions
 from spark_engine.runtime.server.process.port import bind
-from spark_engine.runtime.server.prompts.contract import Setup
-from spark_engine.runtime.server.prompts.pool import WorkerPool
-from spark_engine.runtime.server.prompts.text_files import read_formats, read_tokenizer
 from spark_engine.runtime.server.service.service import Service
 
 BACKLOG = 2048  # connections that the kernel may queue
@@ -63,33 +53,11 @@ def run(folder: Path, options: ServerOptions) -> int:
 
     Raises EngineError, CapacityError or OptionError when it cannot start.
     """
-    info = engine_folder.read_info(folder)
-    engine_folder.check_drafts(options.engine.drafts, info.limits)
-    engine_folder.check_cache(options.engine.cache_bytes, folder)
+    command, options = prepare(folder, options)
     ServerTls.of(options.tls_cert, options.tls_key)
-    lifecycle.shorten(info, options.max_model_len)
-    if media_domains(options.chat.media_domains) and info.vision is None:
-        raise OptionError("--media-domains does nothing: this engine reads no images; leave it out")
     if options.traces is not None:
         check_endpoint(options.traces)
-    waiting = options.max_queue + 4096  # this process refuses requests with 503, not the engine
-    command = worker_command(folder, replace(options.engine, max_waiting=waiting))
-    if options.watchdog_s is None:
-        options = replace(options, watchdog_s=engine_folder.watchdog_for(folder))
     return leaving.run(serve(command, folder, options))
-
-
-def worker_command(folder: Path, options: EngineOptions) -> tuple[str, ...]:
-    # -P: `python -m` would search the current folder first, and a clone's root has a
-    # `spark_engine` without the other packages
-    return (
-        sys.executable,
-        "-P",
-        "-m",
-        "spark_engine.runtime.server.engine_client.worker",
-        str(folder),
-        msgspec.json.encode(options).decode(),
-    )
 
 
 async def serve(command: Sequence[str], folder: Path, options: ServerOptions) -> int:
@@ -100,12 +68,8 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     listener = bind(options.host, options.port)
     keys = Keyring(None if options.api_keys is None else Path(options.api_keys), options.api_key)
     _warn_without_keys(keys, listener)
-    first_manifest = engine_folder.find_manifest(folder)
-    pool = WorkerPool(folder)
-    trace = trace_of(options.engine.profile, HTTP)
-    client = EngineClient(command, options.max_queue, _supervision(options), trace)
     service: Service | None = None
-    stack = contextlib.ExitStack()
+    stack = contextlib.AsyncExitStack()
 
     def show() -> None:
         if service is not None:
@@ -115,18 +79,8 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         stack.enter_context(limited_log())
         stack.enter_context(trimmed_heap())
         stack.enter_context(lifecycle.on_hangup(keys, tls, show))
-        await pool.begin()  # it loads in parallel with the engine
-        tokenizer, formats = read_tokenizer(folder), read_formats(folder, options.chat)
-        info = lifecycle.shorten(await client.start(), options.max_model_len)
-        if first_manifest is not None and info.build not in ("", first_manifest.fingerprint.all):
-            raise EngineError(f"{folder} was built again while it was being loaded: start again")
-        names = options.names or (info.name,)
-        most = info.limits.max_seqs + options.max_queue
-        await pool.start(Setup(info, names, options.chat, options.allow_priority, most))
-        times = options.timeout_s, options.queue_timeout_s
-        fetcher = Fetcher(media_domains(options.chat.media_domains))
-        stack.callback(fetcher.close)
-        service = Service(client, info, tokenizer, pool, names, formats, *times, fetcher)
+        service = await stack.enter_async_context(open_service(command, folder, options))
+        info, names = service.info, service.names
         endpoints = Endpoints(service, options.max_body_mib << 20, options.metrics_by_key)
         manifest = engine_folder.find_manifest(folder)
         endpoints.report = make_report(info, manifest, options.chat)
@@ -149,23 +103,12 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             if tls is not None:
                 tls.serve_with(config, options.read_timeout_s)
                 listener.accepted = connections.shake
-            server = _Server(config, endpoints, client, options, name)
+            server = _Server(config, endpoints, service.client, options, name)
             lifecycle.show_keys(keys, service.metrics)
             return await server.run_until_done(listener)
     finally:
-        stack.close()
         listener.close()
-        await pool.close()
-        await client.close()
-        trace.save()
-
-
-def _supervision(options: ServerOptions) -> Supervision:
-    limit = WATCHDOG_S if options.watchdog_s is None else options.watchdog_s
-    dumps = None if options.dumps is None else Path(options.dumps)
-    if dumps is not None and not dumps.is_dir():
-        raise OptionError(f"--dumps is {dumps}, which is no folder; make it, or name another")
-    return Supervision(limit, options.restarts, wait_s=options.restart_wait_s, dumps=dumps)
+        await stack.aclose()
 
 
 def _most_connections(options: ServerOptions, descriptors: int) -> int:

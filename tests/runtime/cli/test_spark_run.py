@@ -20,9 +20,9 @@ from click.testing import CliRunner, Result
 
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.manifest import FORMAT
-from spark_engine.runtime.cli import embedded
 from spark_engine.runtime.cli import spark_run as cli
 from spark_engine.runtime.cli.spark_run import main
+from spark_engine.runtime.offline import embedded
 from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 from spark_engine.runtime.text.tokenizer import Tokenizer

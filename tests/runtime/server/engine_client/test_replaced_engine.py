@@ -21,8 +21,8 @@ from spark_engine.runtime.server.engine_client import supervisor, worker
 from spark_engine.runtime.server.engine_client.client import EngineClient, Mailbox
 from spark_engine.runtime.server.engine_client.supervisor import Supervision
 from spark_engine.runtime.server.process import server
+from spark_engine.runtime.server.process.open_service import worker_command
 from spark_engine.runtime.server.process.options import ServerOptions
-from spark_engine.runtime.server.process.server import worker_command
 from tests.runtime import small_engine
 
 

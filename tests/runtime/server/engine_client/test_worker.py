@@ -29,7 +29,7 @@ from spark_engine.runtime.server.engine_client.ipc import (
     submitted,
 )
 from spark_engine.runtime.server.engine_client.worker import TAKE_S, Opened, Worker
-from spark_engine.runtime.server.process.server import worker_command
+from spark_engine.runtime.server.process.open_service import worker_command
 from spark_engine.vision import Image
 from tests.runtime.fake_engine import FakeEngine
 

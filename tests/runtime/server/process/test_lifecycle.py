@@ -17,8 +17,9 @@ from spark_engine.errors import EngineError, OptionError
 from spark_engine.interface import Limits
 from spark_engine.runtime.server.engine_client.client import EngineClient
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo
+from spark_engine.runtime.server.process import open_service
 from spark_engine.runtime.server.process import server as module
-from spark_engine.runtime.server.process.lifecycle import shorten
+from spark_engine.runtime.server.process.open_service import shorten
 from tests import patient
 from tests.runtime import native_folder, small_tokenizer
 from tests.runtime.server.process.test_server import Running, _server, _wait
@@ -100,7 +101,7 @@ def test_a_hangup_while_the_engine_is_loaded_ends_nothing(
             known.append(super().reload())
             return known[-1]
 
-    monkeypatch.setattr(module, "EngineClient", Loading)
+    monkeypatch.setattr(open_service, "EngineClient", Loading)
     monkeypatch.setattr(module, "Keyring", Kept)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # else it would end this process
     with pytest.raises(EngineError, match="enough"):

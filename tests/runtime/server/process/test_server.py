@@ -22,8 +22,9 @@ import pytest
 
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.server.engine_client.client import EngineDied
+from spark_engine.runtime.server.process.open_service import worker_command
 from spark_engine.runtime.server.process.options import ServerOptions
-from spark_engine.runtime.server.process.server import serve, worker_command
+from spark_engine.runtime.server.process.server import serve
 from tests import patient
 from tests.ports import free_port
 from tests.repository import PATH

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,6 +17,12 @@ from spark_engine.errors import EngineError
 
 NAME = "tiny"
 Say = Callable[[str], None]
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """The user's folder of caches."""
+    given = environ.get("XDG_CACHE_HOME")
+    return Path(given) if given else Path.home() / ".cache"
 
 
 def embedded_engine(cache: Path, say: Say) -> Path:

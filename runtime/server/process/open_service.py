@@ -1,0 +1,109 @@
+"""Opens a `Service`: starts the engine process and the processes that read bodies, and ends them.
+
+Knows options and processes; knows no HTTP.
+"""
+
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from spark_engine.errors import EngineError, OptionError
+from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.engine.request import capacity
+from spark_engine.runtime.engine.trace import HTTP, trace_of
+from spark_engine.runtime.images.fetch import Fetcher, media_domains
+from spark_engine.runtime.server.engine_client import engine_folder
+from spark_engine.runtime.server.engine_client.client import EngineClient
+from spark_engine.runtime.server.engine_client.ipc import EngineInfo
+from spark_engine.runtime.server.engine_client.supervisor import WATCHDOG_S, Supervision
+from spark_engine.runtime.server.process.options import ServerOptions
+from spark_engine.runtime.server.prompts.contract import Setup
+from spark_engine.runtime.server.prompts.pool import WorkerPool
+from spark_engine.runtime.server.prompts.text_files import read_formats, read_tokenizer
+from spark_engine.runtime.server.service.service import Service
+
+
+def prepare(folder: Path, options: ServerOptions) -> tuple[tuple[str, ...], ServerOptions]:
+    """The command of the engine process, and the options with the engine's watchdog.
+
+    Raises EngineError or OptionError for options that the engine in `folder` cannot meet.
+    """
+    info = engine_folder.read_info(folder)
+    engine_folder.check_drafts(options.engine.drafts, info.limits)
+    engine_folder.check_cache(options.engine.cache_bytes, folder)
+    shorten(info, options.max_model_len)
+    if media_domains(options.chat.media_domains) and info.vision is None:
+        raise OptionError("--media-domains does nothing: this engine reads no images; leave it out")
+    waiting = options.max_queue + 4096  # this process refuses requests with 503, not the engine
+    command = worker_command(folder, replace(options.engine, max_waiting=waiting))
+    if options.watchdog_s is None:
+        options = replace(options, watchdog_s=engine_folder.watchdog_for(folder))
+    return command, options
+
+
+def worker_command(folder: Path, options: EngineOptions) -> tuple[str, ...]:
+    # -P: `python -m` would search the current folder first, and a clone's root has a
+    # `spark_engine` without the other packages
+    return (
+        sys.executable,
+        "-P",
+        "-m",
+        "spark_engine.runtime.server.engine_client.worker",
+        str(folder),
+        msgspec.json.encode(options).decode(),
+    )
+
+
+@contextlib.asynccontextmanager
+async def open_service(
+    command: Sequence[str], folder: Path, options: ServerOptions
+) -> AsyncIterator[Service]:
+    """The service of a folder by the engine process of `command`; the socket's address is added to
+    it. Raises EngineError, CapacityError or OptionError when it cannot start."""
+    first_manifest = engine_folder.find_manifest(folder)
+    pool = WorkerPool(folder)
+    trace = trace_of(options.engine.profile, HTTP)
+    client = EngineClient(command, options.max_queue, _supervision(options), trace)
+    fetcher = Fetcher(media_domains(options.chat.media_domains))
+    try:
+        await pool.begin()  # it loads in parallel with the engine
+        tokenizer, formats = read_tokenizer(folder), read_formats(folder, options.chat)
+        info = shorten(await client.start(), options.max_model_len)
+        if first_manifest is not None and info.build not in ("", first_manifest.fingerprint.all):
+            raise EngineError(f"{folder} was built again while it was being loaded: start again")
+        names = options.names or (info.name,)
+        most = info.limits.max_seqs + options.max_queue
+        await pool.start(Setup(info, names, options.chat, options.allow_priority, most))
+        times = options.timeout_s, options.queue_timeout_s
+        yield Service(client, info, tokenizer, pool, names, formats, *times, fetcher)
+    finally:
+        fetcher.close()
+        await pool.close()
+        await client.close()
+        trace.save()
+
+
+def shorten(info: EngineInfo, most: int | None) -> EngineInfo:
+    """The engine as if it had been built for `most` tokens a request.
+
+    Raises OptionError for more than it was built for.
+    """
+    if most is None:
+        return info
+    room = capacity(info.limits)
+    if not 2 <= most <= room:
+        words = f"--max-model-len is {most}; a request of this engine reaches 2 to {room} tokens"
+        raise OptionError(words)
+    return msgspec.structs.replace(info, limits=replace(info.limits, max_context=most))
+
+
+def _supervision(options: ServerOptions) -> Supervision:
+    limit = WATCHDOG_S if options.watchdog_s is None else options.watchdog_s
+    dumps = None if options.dumps is None else Path(options.dumps)
+    if dumps is not None and not dumps.is_dir():
+        raise OptionError(f"--dumps is {dumps}, which is no folder; make it, or name another")
+    return Supervision(limit, options.restarts, wait_s=options.restart_wait_s, dumps=dumps)
