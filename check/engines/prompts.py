@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from spark_engine import interface
+from spark_engine.interface import PREFILL, PREFILL_TILE, ROPE_ROWS
 from spark_engine.tensors import Array
 
 LENGTHS = (1, 63, 64, 65, 127, 128, 129)  # prompts around the page, the tile and two of each
@@ -38,7 +39,10 @@ class CheckLaunch:
         """The step inputs by name, also those of some engines and families only."""
         names = ("token_ids", "slots", "starts", "counts", "emit", "next_ids")
         given = {name: getattr(self, name) for name in names}
-        return {**given, "sources": self.slots, "saves": np.full_like(self.slots, -1)}
+        turns = ROPE_ROWS * PREFILL_TILE if self.family == PREFILL else 1
+        offsets = np.zeros((self.rows, turns), np.int32)
+        states = {"sources": self.slots, "saves": np.full_like(self.slots, -1)}
+        return {**given, **states, "rope_offsets": offsets}
 
 
 @dataclass(frozen=True)

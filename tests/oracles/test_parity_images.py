@@ -13,6 +13,7 @@ import pytest
 
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
+from spark_engine.models.checkpoint.files import read_configs
 from spark_engine.models.open_model import open_model
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import load
@@ -97,7 +98,7 @@ def test_greedy_tokens_equal_transformers(tmp_path: Path, monkeypatch: pytest.Mo
     build(tmp_path, tmp_path / "engine", options, lambda text: None)
     checkpoint = open_model(tmp_path).checkpoint
     assert checkpoint is not None
-    model = module_of(checkpoint.config, "cpu")
+    model = module_of(read_configs(tmp_path)[0], "cpu")
     names = [name for name in checkpoint.tensors if not name.startswith("mtp.")]
     read = lambda name: torch.tensor(checkpoint.read(name).astype(np.float32))  # noqa: E731
     model.load_state_dict({name: read(name) for name in names})

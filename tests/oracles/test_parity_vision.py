@@ -20,6 +20,7 @@ from spark_engine.check.check import run_check
 from spark_engine.check.engines.open_engines import open_engine
 from spark_engine.check.engines.ranks import RanksExecutor
 from spark_engine.interface import image_state
+from spark_engine.models.checkpoint.files import read_configs
 from spark_engine.models.open_model import open_model
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded, load
@@ -105,7 +106,7 @@ def truth(folder: Path, info: VisionInfo, images: list[Image]) -> list[Floats]:
 
     checkpoint = open_model(folder).checkpoint
     assert checkpoint is not None
-    config = Qwen3_5VisionConfig(**checkpoint.config["vision_config"])
+    config = Qwen3_5VisionConfig(**read_configs(folder)[0]["vision_config"])
     config._attn_implementation = "eager"
     tower, prefix = Qwen3_5VisionModel(config).eval(), "model.visual."
     read = lambda name: checkpoint.read(name).astype(np.float32)  # noqa: E731

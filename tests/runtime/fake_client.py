@@ -112,7 +112,8 @@ def service(client: Any, tokenizer: Tokenizer | None, drafts: int = 0, **options
     """A service of an engine with 64 tokens of context (or `context`) and 4 slots, which reads
     bodies in this process, or by `pool`. `vision`: how it reads images."""
     context = options.pop("context", 64)
-    limits = Limits(max_seqs=4, max_context=context, pages=context, vocab=512, drafts=drafts)
+    rows = 4096 if "vision" in options else 0
+    limits = Limits(4, context, pages=context, vocab=512, drafts=drafts, image_rows=rows)
     info = EngineInfo("fake", limits, (1,), vision=options.pop("vision", None))
     template = options.pop("template", None)
     how = options.pop("chat", ChatOptions()), options.pop("allow_priority", False)

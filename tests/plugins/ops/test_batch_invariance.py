@@ -60,7 +60,7 @@ def test_a_row_alone_equals_the_row_among_others(op: Op, case: Case) -> None:
 def test_ops_over_sequences_are_tested_elsewhere() -> None:
     apart = {op.name for op in registry.OPS if not row_wise(op)}
     reading = {"embed", "last_rows", "round_rows", "shift_ids", "gather_logits", "sample_part"}
-    reading |= {"draft_best", "vision_attention", "layer_norm"}
+    reading |= {"draft_best", "mtp_input", "vision_attention", "layer_norm"}
     assert apart == {op.name for op in registry.OPS if op.stateful} | reading
 
 

@@ -17,11 +17,7 @@ LIMITS = Limits(max_seqs=2, max_context=100, pages=10, vocab=50, page_size=16, b
 EOS = (1, 2)
 
 
-def _image(start: int, columns: int = 1, pixels: int = 12, digest: int = 16) -> Image:
-    return Image(start, 1, columns, bytes(pixels * columns), bytes(digest))
-
-
-IMAGE = _image(0)
+IMAGE = Image(0, 1, 1, bytes(12), bytes(16))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +141,9 @@ def test_what_goes_to_the_engine_with_every_choice_is_bounded() -> None:
         "owner is 600 bytes": Request((1,), owner="a" * 600),
         "salt is 65 bytes": Request((1,), salt=b"a" * 65),
         "images is 1025 entries": Request((1,), images=(IMAGE,) * 1025),
-        "pixels is 201326604 entries": Request((1,), images=(IMAGE, _image(0, 1 << 24))),
+        "pixels is 201326604 entries": Request(
+            (1,), images=(IMAGE, Image(0, 1, 1, bytes(192 << 20), bytes(16)))
+        ),
     }.items():
         with pytest.raises(RequestError, match=words):
             request.check_sizes()

@@ -314,7 +314,7 @@ def test_a_snapshot_larger_than_the_stage_goes_in_pieces(
 
 def test_a_prefill_is_first_run_over_rows_that_save_nothing(engine: native.NativeEngine) -> None:
     """Opening runs the launches once; they may write no row of a state."""
-    more = tuple(s.bind({"rows": ROWS, "tokens": ROWS}) for s in steps(PREFILL)[-2:])
+    more = tuple(s.bind({"rows": ROWS, "tokens": ROWS}) for s in steps(PREFILL)[-3:-1])
     assert [spec.name for spec in more] == ["sources", "saves"]
     plain = header()
     executor = engine.open(replace(plain, inputs=(*plain.inputs, *more)), payload(), Path(), 1)

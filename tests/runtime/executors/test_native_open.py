@@ -380,7 +380,7 @@ SEEN = toy.header(4).states[1]
         ({"states": (replace(SEEN, name="heard"),)}, "heard.*the manifest None"),
         ({"outputs": (TensorSpec("logits", DType.F32, (4, 4096)),)}, "has buffers of"),
         ({"inputs": (TensorSpec("token_ids", DType.I32, (9999,)),)}, "has buffers of"),
-        ({"inputs": (*toy.header(4).inputs[:5], replace(toy.header(4).inputs[5], shape=(9, 9)))},
+        ({"inputs": (*toy.header(4).inputs[:6], replace(toy.header(4).inputs[6], shape=(9, 9)))},
          "page_table.*the manifest"),
     ],
 )  # fmt: skip

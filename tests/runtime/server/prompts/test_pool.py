@@ -345,7 +345,7 @@ def test_images_are_decoded_in_the_processes(folder: Path, monkeypatch: pytest.M
     """Pillow within their limits of memory; what is fetched arrives as further blobs."""
     half = (0.5, 0.5, 0.5)
     vision = VisionInfo(16, 2, 1 << 10, 1 << 24, half, half, 400, 401, 402)
-    limits_ = replace(served_folder.INFO.limits, max_context=4096, pages=4096)
+    limits_ = replace(served_folder.INFO.limits, max_context=4096, pages=4096, image_rows=4096)
     info = msgspec.structs.replace(served_folder.INFO, vision=vision, limits=limits_)
     setup = Setup(info, ("fake",), ChatOptions(media_domains=("a.org",)), False, 8)
     monkeypatch.setattr(served_folder, "SETUP", setup)
