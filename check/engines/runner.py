@@ -69,7 +69,8 @@ class SessionRunner(BaseRunner):  # type: ignore[misc]
         steps = interface.steps(PREFILL, drafts=1)
         metadata = TensorMetadata()
         for spec in (*numbers, *steps, *self._engine.tables):
-            shape = [d if isinstance(d, int) else None for d in spec.shape]
+            family = spec.name == "rope_offsets"  # its columns are those of a family
+            shape = [d if isinstance(d, int) and not family else None for d in spec.shape]
             metadata.add(spec.name, spec.dtype.numpy, shape)
         return metadata
 

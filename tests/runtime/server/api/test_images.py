@@ -147,7 +147,7 @@ def ask(served: ApiClient, path: str, messages: list[Any], **more: Any) -> Any:
         assert around == (seen.start_id, seen.end_id)
         assert len(image.pixels) == image.tokens * seen.unit**2 * 3 and len(image.digest) == 16
     assert ids.count(seen.start_id) == ids.count(seen.end_id) == len(request.images)
-    request.check(served.service.info.limits, (1,))
+    request.check(served.service.info.limits, (1,), served.service.info.vision)
     count = served.post(
         "/v1/messages/count_tokens" if path == MESSAGES else "/tokenize",
         {"messages": messages, **more},
