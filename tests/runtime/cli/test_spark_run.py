@@ -140,7 +140,10 @@ WRONG = [
         "--cache-gib does nothing with --prompt",
     ),
     (("--prompt", "a", "--cache-gib", "0"), "--cache-gib does nothing with --prompt"),
-    (("--prompt", "a", "--policy", "latency"), "--policy does nothing without --serve"),
+    (
+        ("--prompt", "a", "--policy", "latency"),
+        "--policy does nothing with --prompt; it is for --serve and --batch",
+    ),
     (("--serve", "--policy", "fast"), "'fast' is not one of 'latency', 'balanced', 'throughput'"),
     (("--serve", "--itl-ms", "0"), "--itl-ms 0: give milliseconds above 0"),
     (("--serve", "--itl-ms", "nan"), "--itl-ms nan"),
