@@ -36,7 +36,7 @@ pytest: $(VENV)/.test
 # Kernels of the served models' sizes for both targets, and of every case: registers, spills, shared
 # memory. Five minutes; `make test` compiles every form once, whichever op launches it.
 kernels: $(VENV)/.test
-	$(BIN)/pytest -n 2 --dist loadfile -m kernels tests/plugins
+	$(BIN)/pytest -n 2 --dist loadfile -m kernels tests/plugins tests/builder/plan
 
 # Every figure of docs/performance.md and every test that needs a GPU, into OUT: hours on an H200. The
 # same command continues with what did not succeed; STAGES='decode_*,ops' runs some.
@@ -135,7 +135,7 @@ replicas: $(VENV)/.test
 # The page at / in a real Chromium without a window (apt-get install chromium): three minutes.
 page: $(VENV)/.test
 	$(PIP) install -e '.[page]'
-	$(BIN)/pytest tests/page/chat.py tests/page/parts.py tests/page/views.py
+	$(BIN)/pytest tests/page/chat.py tests/page/conversation.py tests/page/files.py tests/page/parts.py tests/page/views.py
 
 # Real clients (openai, anthropic, langchain, lm-eval, …), each in a separate environment, against
 # the embedded model: 8 GB of packages, a quarter of an hour; writes the table of docs/use/clients.md.

@@ -7,17 +7,15 @@ rows of benchmarks/results/decode or predictions of `gb10.predict`. Measures not
 """
 
 import json
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from benchmarks import performance
-from benchmarks.published import CHECKPOINTS, Published, write
+from benchmarks.published import CHECKPOINTS, Published
 from benchmarks.rehearsal.gb10 import calibration, predict
 from benchmarks.rehearsal.gb10.calibration import Laws
 from benchmarks.rehearsal.gb10.tables import rate
-from benchmarks.weightless_plan import options, plan_of
+from benchmarks.weightless_plan import opened, options, plan_of
 from spark_engine.builder.checkpoint_list import FILE
 from spark_engine.builder.graph.lower import facts_of
 from spark_engine.builder.plan import budget
@@ -26,7 +24,6 @@ from spark_engine.builder.plan.options import Options, resolve
 from spark_engine.errors import CheckpointError, OptionError
 from spark_engine.interface import DECODE
 from spark_engine.kernel import CARDS, GB10, TARGETS, Target
-from spark_engine.models.open_model import open_model
 
 CONTEXT = budget.MAX_CONTEXT
 USERS = (1, 8)
@@ -49,7 +46,7 @@ MEASURED = {
     "nvidia/Qwen3.6-35B-A3B-NVFP4": "qwen36-35b-a3b",
 }
 RAN = ("plain", "fp8", "nvfp4")  # schemes with kernels that tests have run on a GPU
-COMPILED = ("80B-A3B", "122B-A10B", "397B-A17B")  # kernels of these sizes have not run
+COMPILED = ("80b", "122b", "397b")  # kernels of these sizes have not run
 Json = dict[str, Any]
 
 
@@ -63,10 +60,10 @@ def sequences(target: Target, needs: Needs, pages_each: int) -> int:
     return next(fitting, 0)
 
 
-def described(row: Published, folder: Path) -> Json | None:
+def described(row: Published) -> Json | None:
     """What needs no graph of a checkpoint; None where it is not served."""
     try:
-        model = open_model(write(row, folder))
+        model = opened(row.layout)
     except CheckpointError:
         return None
     facts = facts_of(model)
@@ -77,12 +74,12 @@ def described(row: Published, folder: Path) -> Json | None:
     )
     held = {n: sequences(t, needs, limits.pages_per_seq) for n, t in MACHINES.items()}
     tested = ["layout"]
-    ran = set(model.table.modules.values()) <= set(RAN) and row.size not in COMPILED
+    ran = set(model.table.modules.values()) <= set(RAN) and not row.layout.startswith(COMPILED)
     tested += ["ops"] if ran else []
     tested += ["speed"] if row.name in MEASURED else []
     return {
         "name": row.name,
-        "weights": row.format,
+        "weights": row.weights,
         "gb": round(needs.weights / 1e9, 1),
         "sequences": held,
         "drafts": limits.drafts,
@@ -90,7 +87,7 @@ def described(row: Published, folder: Path) -> Json | None:
     }
 
 
-def speeds(row: Published, folder: Path, known: Json, laws: Laws) -> Json:
+def speeds(row: Published, known: Json, laws: Laws) -> Json:
     """The targets with a kernel for every node, and tokens a second."""
     found: list[Json] = []
     targets = []
@@ -99,7 +96,7 @@ def speeds(row: Published, folder: Path, known: Json, laws: Laws) -> Json:
     for target in TARGETS:
         wanted = options(target, decode=USERS, prefill=(1024,), verify=rounds, drafts=drafts)
         try:
-            plan = plan_of(folder, replace(wanted, max_seqs=max(USERS)))
+            plan = plan_of(row.layout, replace(wanted, max_seqs=max(USERS)))
         except OptionError:
             continue  # no kernel for its size
         targets.append(target)
@@ -117,15 +114,13 @@ def main() -> None:
     """The command."""
     machine, measured = predict.nearest(predict.LAUNCHES)
     laws, rows = calibration.laws_of(measured, machine), []
-    with tempfile.TemporaryDirectory() as name:
-        for i, row in enumerate(CHECKPOINTS):
-            folder = Path(name) / str(i)
-            known = described(row, folder)
-            if known is None:
-                print(f"{row.name}: not served")
-                continue
-            rows.append(known | speeds(row, folder, known, laws))
-            print(rows[-1], flush=True)
+    for row in CHECKPOINTS:
+        known = described(row)
+        if known is None:
+            print(f"{row.name}: not served")
+            continue
+        rows.append(known | speeds(row, known, laws))
+        print(rows[-1], flush=True)
     whole = {"context": CONTEXT, "machines": list(MACHINES), "checkpoints": rows}
     FILE.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
 

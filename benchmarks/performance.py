@@ -32,7 +32,7 @@ STATE, THEIR_STATE = "f32", "fp32"
 AUTO = "auto"  # k as the engine chooses
 TYPICAL = (0.8, 0.75, 0.7)  # acceptance of three drafts, each where those before it were kept
 BATCHES = (1, 8, 32, 64, 128)  # of the README, of the aims and of vLLM
-PREDICTED = {"qwen38-27b": "Qwen3.8-27B with W4A4 MLP and head"}  # where nothing was measured
+PREDICTED = {"27b:nvfp4-a4": "Qwen3.8-27B with W4A4 MLP and head"}  # where nothing was measured
 NAMES = {"qwen36-27b": "Qwen3.6-27B", "qwen36-35b-a3b": "Qwen3.6-35B-A3B"}
 AIMS = {  # ms a step at BATCHES: what the project set out for before anything was measured
     "qwen36-27b": (5.4, 6.2, 9.2, 13.5, 21.0),

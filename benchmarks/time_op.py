@@ -5,9 +5,10 @@ tactic that takes a node of these ops in the engines of `--models`, as a build t
 weights and states, replayed graphs), in `--rounds` that take turns: microseconds, the least of the
 rounds, and next to them the floor: bytes at the card's bandwidth or products at its rate, whichever
 is longer (`node_work`). A line per shape, with the node's name and how many equal nodes there are.
-`all` names every op. `--behind N`: of each prompt N tokens were prefilled before; `--context N`:
-decode rows have N tokens behind them; `--tp N`: the nodes of one of N ranks; sums are timed on N
-GPUs at once. `--cases` takes the ops' declared benchmark cases instead (`Case.bench`).
+`all` names every op; models are folders of `configs/` or layouts such as `35b-a3b:int4`
+(`published.py`). `--behind N`: of each prompt N tokens were prefilled before; `--context N`: decode
+rows have N tokens behind them; `--tp N`: the nodes of one of N ranks; sums are timed on N GPUs at
+once. `--cases` takes the ops' declared benchmark cases instead (`Case.bench`).
 
 `--predict` needs no GPU: the floors, and the costs by which a build without timing would choose,
 for `--card`. With SPARK_REHEARSE=sm_121a kernels of a GB10 run on 48 multiprocessors of a Hopper
@@ -28,7 +29,8 @@ import numpy as np
 
 from benchmarks.graphs import target_here
 from benchmarks.node_work import amounts
-from benchmarks.result_files import CONFIGS, MODELS, commit_here, write
+from benchmarks.published import folder_of
+from benchmarks.result_files import MODELS, commit_here, write
 from benchmarks.weightless_plan import decided_of, label_of, options, work_of
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.gpu_timer import GpuTimer, this_machine
@@ -88,7 +90,7 @@ def shapes(
     wanted |= {"max_context": longest, "kv_tokens": max(163_840, rows * context + longest)}
     for model in models:
         asked = options(target.name, gpu=target, max_seqs=rows, **wanted | given)
-        for decided in decided_of(CONFIGS / model, asked):
+        for decided in decided_of(model, asked):
             size = decided.size
             number = size.rows * (PREFILL_TILE if size.family == PREFILL else 1)
             if number not in sizes.get(size.family, ()):
@@ -167,7 +169,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("ops", help="names of ops, a list; or all")
     parser.add_argument("--at", type=sizes_of, default=sizes_of(AT), help=f"default {AT}")
-    parser.add_argument("--models", default=",".join(MODELS), help="folders of benchmarks/configs")
+    usual = ",".join(MODELS)
+    parser.add_argument("--models", default=usual, help="a list, as published.py names them")
     parser.add_argument("--cases", action="store_true", help="the ops' benchmark cases instead")
     parser.add_argument("--tactics", help="names, a list; default all")
     parser.add_argument("--behind", type=int, default=0, help="tokens prefilled before")
@@ -182,8 +185,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     args.ops = sorted(known) if args.ops == "all" else args.ops.split(",")
     if unknown := [name for name in args.ops if name not in known]:
         parser.error(f"there is no op {unknown[0]}; there are {', '.join(sorted(known))}")
-    if unknown := [m for m in args.models.split(",") if not (CONFIGS / m).is_dir()]:
-        parser.error(f"--models {unknown[0]}: benchmarks/configs has {', '.join(MODELS)}")
+    for model in args.models.split(","):
+        folder_of(model)
     if args.rounds < 1 or args.tp < 1:
         parser.error("--rounds and --tp are at least 1")
     return args

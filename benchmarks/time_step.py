@@ -2,17 +2,19 @@
 
 `python -m benchmarks.time_step ENGINE CONFIG` runs the protocol of `baselines/vllm_0.23_h200.json`:
 so many sequences of --ctx random prompt tokens (`--rows`), all decoding in lockstep, greedily,
-through the real `Engine` with one step of run-ahead. A step's time is the median wall time of
-`--steps` steps after 8 to warm up; its mean is given, too: states behind a replay ring are
-rewritten in turns. `floor_ms` reads and writes every state in each step, as vLLM does;
-`ring_floor_ms` counts what the engine's ring saves. Prefill is all prompt tokens over the time to
-the last first token. Ready: the engine is open, counted from the start of the process. The parts of
-a step come from its launches one by one; their extra time there is taken off each alike.
+through the real `Engine` with one step of run-ahead; after them, one of `--prefill` tokens. A
+step's time is the median wall time of `--steps` steps after 8 to warm up; its mean is given, too:
+states behind a replay ring are rewritten in turns. `floor_ms` reads and writes every state in each
+step, as vLLM does; `ring_floor_ms` counts what the engine's ring saves. Prefill is all prompt
+tokens over the time to the last first token. Ready: the engine is open, counted from the start of
+the process. The parts of a step come from its launches one by one; their extra time there is taken
+off each alike.
 
-CONFIG is the folder of configs that ENGINE was built from, `benchmarks/configs/MODEL`; its weights
-are drawn. `--build` builds ENGINE first: `--build ''` as without options, `--build '--tp 2'` for
-two ranks. Engines of the published rows: `--build '--target sm_90a --decode 1,8,32,64,128 --prefill
-1024,2048,8192 --max-context 1536 --kv-tokens 163840'`.
+CONFIG is the folder of configs that ENGINE was built from, `benchmarks/configs/MODEL`, or a layout
+such as `27b:int4` (`published.py`); weights are drawn. `--build` builds ENGINE first: `--build ''`
+as without options, `--build '--tp 2'` for two ranks. Engines of the published rows: `--build
+'--target sm_90a --decode 1,8,32,64,128 --prefill 1024,2048,8192 --max-context 1536 --kv-tokens
+163840'`.
 
 `--drafts 1,3,auto` times rounds of so many drafts instead, which the draft head of drawn weights
 makes and the target hardly ever keeps; `--acceptance` says how often drafts are to be right, place
@@ -40,6 +42,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.byte_floors import H200_BANDWIDTH, Floor, Work
+from benchmarks.published import folder_of, name_of
 from benchmarks.result_files import ROOT, commit_here, read, write
 from benchmarks.steps.lockstep import SPARE, WARM, Bench, Row, card
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, verify_family
@@ -185,13 +188,13 @@ def measure_steps(bench: Bench, args: argparse.Namespace, known: Row) -> None:
     bench.finish()
     ks = [0, *(int(k) for k in args.drafts if k != AUTO)]
     sets = args.acceptance or ACCEPTANCES
-    for npl in args.rows:
+    for npl, ctx in [*((n, args.ctx) for n in args.rows), *((1, n) for n in args.prefill)]:
         found = list[Row]()
         for k in ks:
             if k and not bench.bucket(verify_family(k), npl):
                 print(f"  no bucket verifies {k} drafts of {npl} sequences", flush=True)
                 continue
-            row = known | bench.run(npl, args.ctx, args.steps, k) | card()
+            row = known | bench.run(npl, ctx, args.steps, k) | card()
             if args.split:
                 add_split(bench, row, npl == args.rows[-1])
             bench.finish()
@@ -204,7 +207,7 @@ def measure_steps(bench: Bench, args: argparse.Namespace, known: Row) -> None:
             )
             found.append(one | {"k": AUTO, "chosen": best, "acceptance": [*acceptance]})
         for row in found:
-            rows.append(floors.add(row, args.ctx + args.steps // 2 + WARM))
+            rows.append(floors.add(row, ctx + args.steps // 2 + WARM))
             print(line(rows[-1]), flush=True)
         if args.out:
             save(args.out, rows)
@@ -216,10 +219,9 @@ def measure_launches(bench: Bench, args: argparse.Namespace, known: Row) -> None
 
     manifest, limits = bench.folder.manifest, bench.engine.loaded.limits
     first = next(iter(bench.executors))
-    config = args.config.resolve()
     run: Row = {"model": known["model"], "target": manifest.target}
     run |= {"machine": launch_times.machine(launch_times.native(bench, *first).gpu)}
-    run |= {"config": str(config.relative_to(ROOT) if config.is_relative_to(ROOT) else config)}
+    run |= {"config": name_of(args.config)}
     run |= {"options": launch_times.options_of(manifest), "engine_card": manifest.card}
     run |= {"ranks": manifest.ranks, "buckets": []}
     run |= {name: known[name] for name in ("commit", "date")}
@@ -269,7 +271,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("engine", type=Path, help="engine folder")
-    parser.add_argument("config", type=Path, help="the folder of configs it was built from")
+    parser.add_argument("config", type=Path, help="the configs it was built from: folder or layout")
     parser.add_argument("--build", metavar="OPTIONS", help="build ENGINE first with these options")
     parser.add_argument("--tp", type=int, help="ranks of the engine that --build makes")
     parser.add_argument("--built-in", type=float, help="seconds that its default build took before")
@@ -283,13 +285,13 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--host", action="store_true", help="time the host's parts of a step")
     parser.add_argument("--no-graphs", dest="graphs", action="store_false", help="launch by launch")
     parser.add_argument("--per-launch", action="store_true", help="time every launch")
-    parser.add_argument("--prefill", type=numbers, default=(), help="tokens, with --per-launch")
+    parser.add_argument("--prefill", type=numbers, default=(), help="tokens of a prompt, a list")
     parser.add_argument("--drawn", action="store_true", help="with --per-launch: no contexts")
     parser.add_argument("--commit", help="default the tree's, or SPARK_COMMIT's")
     parser.add_argument("--out", type=Path, help="file of rows, or of runs, to add to")
     args = parser.parse_args(words)
-    if (args.prefill or args.drawn) and not args.per_launch:
-        parser.error("--prefill and --drawn belong to --per-launch")
+    if args.drawn and not args.per_launch:
+        parser.error("--drawn belongs to --per-launch")
     if args.per_launch and (args.host or not args.graphs or args.acceptance):
         parser.error("--host, --no-graphs and --acceptance do not apply to --per-launch")
     if args.acceptance and not args.drafts:
@@ -305,16 +307,17 @@ def check_context(positions: int, args: argparse.Namespace) -> None:
     """Raises SystemExit where sequences would end before the last timed step."""
     most = max((int(k) for k in args.drafts if k != AUTO), default=0)
     more = ROOM if args.per_launch else (1 + most) * (WARM + args.steps) + SPARE
-    if positions < args.ctx + more:
+    longest = args.ctx if args.per_launch else max(args.ctx, *args.prefill, 0)
+    if positions < longest + more:
         raise SystemExit(
-            f"--ctx {args.ctx}: this engine holds {positions} tokens and {more} more are needed; "
-            f"give at most {positions - more}, or build with --max-context {args.ctx + more}"
+            f"{longest} tokens of context, and {more} more: this engine holds {positions}; "
+            f"give at most {positions - more}, or build with --max-context {longest + more}"
         )
 
 
 def command(args: argparse.Namespace) -> str:
     """The command that measures this again."""
-    places = f"engines/{args.config.name} benchmarks/configs/{args.config.name}"
+    places = f"engines/{args.config.name} {name_of(args.config)}"
     numbers = f"--rows {','.join(map(str, args.rows))} --ctx {args.ctx} --steps {args.steps}"
     more = " --build ''" if args.default else ""
     more += f" --drafts {','.join(args.drafts)}" if args.drafts else ""
@@ -326,7 +329,7 @@ def command(args: argparse.Namespace) -> str:
 def main(words: Sequence[str] | None = None) -> None:
     """The command."""
     args = arguments(words)
-    before = 0.0
+    args.config, before = folder_of(args.config), 0.0
     if args.build is not None:
         ranks = f" --tp {args.tp}" if args.tp else ""
         before = build(args.config, args.engine, args.build + ranks)

@@ -1,19 +1,21 @@
 """A full-size model's launches without its weights: every node with its tactic, in order.
 
-The stages of a build up to the choice of tactics, over a folder of configs (`benchmarks/configs`):
-nothing is read, compiled or written, so that it takes seconds for any target.
+The stages of a build up to the choice of tactics, over the configs of a model, which
+`published.folder_of` finds by its name: nothing is read, compiled or written, so that it takes
+seconds for any target.
 """
 
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import onnx_graphsurgeon as gs
 
 from benchmarks.node_work import Amounts, amounts
+from benchmarks.published import folder_of
 from spark_engine.builder.build import pack_all, rewrite_graph
 from spark_engine.builder.graph.lower import facts_of, lower
 from spark_engine.builder.graph.nodes import attrs_of, spec_of
@@ -88,21 +90,21 @@ def options(target: str, **given: Any) -> Options:
 
 
 def plan_of(
-    config: Path, options: Options, context: int = CONTEXT
+    model: str | Path, options: Options, context: int = CONTEXT
 ) -> dict[tuple[str, int], Bucket]:
     """The buckets of a build with these options, by family and rows.
 
     In decode `context` tokens are behind each row; of several ranks, one. Raises what a build
     raises.
     """
-    found = (bucket_of(decided, context) for decided in decided_of(config, options))
+    found = (bucket_of(decided, context) for decided in decided_of(model, options))
     return {(b.family, b.rows): b for b in found}
 
 
-def decided_of(config: Path, options: Options) -> Iterator[BucketTactics]:
+def decided_of(name: str | Path, options: Options) -> Iterator[BucketTactics]:
     """The buckets with their graphs; for `options.gpu` where it is given; of several ranks, one.
     Raises what a build raises."""
-    model = with_ranks(_opened(config), options.tp, TILE, options.across_hosts)
+    model = with_ranks(opened(name), options.tp, TILE, options.across_hosts)
     plan = resolve(replace(options, gpu=options.gpu or gpu_of(options)), facts_of(model))
     assert plan.gpu is not None, f"--target {options.target} is no GPU"
     families = plan.buckets.families(plan.limits.drafts)
@@ -118,10 +120,10 @@ def decided_of(config: Path, options: Options) -> Iterator[BucketTactics]:
             yield found
 
 
-@cache
-def _opened(config: Path) -> Model:
+@lru_cache(2)
+def opened(name: str | Path) -> Model:
     """A model, which a plan does not change: of ten thousand experts' tensors it takes a while."""
-    return open_model(config)
+    return open_model(folder_of(name))
 
 
 def bucket_of(decided: BucketTactics, context: int) -> Bucket:

@@ -48,7 +48,6 @@ def make_manifest(
     """The manifest without `files`, which are known only after all of them are written."""
     states = tuple(manifest.StateInfo(spec, unit) for spec, unit in graphs["decode"].states)
     tables = interface.tables(plan.limits)
-    assert model.checkpoint is not None
     return manifest.Manifest(
         name=name,
         producer=producer(plan.target),
@@ -67,7 +66,7 @@ def make_manifest(
         refusals=_refusals(rewritten),
         tactics=tuple(tactics),
         ignored={part: n for part, n in model.ignored.items() if part != MTP or not plan.draft},
-        generation=dict(model.checkpoint.generation),
+        generation=dict(model.generation),
         eos_token_ids=model.config.eos_token_ids,
         fingerprint=fingerprint,
         files={},

@@ -7,13 +7,11 @@ and the endpoint from the environment. Knows no tensor.
 import hashlib
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 from typing import Any, TypeAlias
-
-import msgspec
 
 from spark_engine.errors import CapacityError, CheckpointError, OptionError
 from spark_engine.hints import extra
@@ -29,7 +27,6 @@ _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 # The address as copied from a browser; `Path` has joined the two slashes into one.
 _ADDRESS = re.compile(r"(?:https?:/{1,2})?(?:www\.)?(?:huggingface\.co|hf\.co)/([^?#]+?)/?")
 _SHA256, _GIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
-_SHARD = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})" + re.escape(WEIGHTS))
 _NETWORK = {"httpcore", "httpx", "httpx2", "requests", "urllib3"}  # libraries of huggingface_hub
 AGAIN = "remove its folder, and run this again where the hub is reached"
 
@@ -46,6 +43,7 @@ class _File:
 
 
 _Wanted: TypeAlias = tuple[str, str | None]  # repository and revision
+_Check: TypeAlias = Callable[[Path, Collection[str]], object]
 
 
 def name_of(path: Path) -> str | None:
@@ -64,18 +62,17 @@ def name_of(path: Path) -> str | None:
     return str(path) if not path.parent.exists() and _NAME.fullmatch(str(path)) else None
 
 
-def fetch(
-    name: str, shown: Progress, check: Callable[[Path], object], engine: Path | None = None
-) -> Path:
+def fetch(name: str, shown: Progress, check: _Check, engine: Path | None = None) -> Path:
     """The folder with the checkpoint `OWNER/NAME[@REVISION]`, fetched if it is not there yet.
 
     Prints the sizes first. `check` is called with the folder when it holds all files but the
-    weights, and raises if the build would refuse them. `engine` is the folder that will be written
-    afterwards: a warning precedes the download if its disk may be too small for both. Verifies the
-    hub's SHA-256 of each file in Git LFS, and the git id of each other file. If the hub cannot be
-    reached, a complete earlier download is used. Raises OptionError without the extra `hub`;
-    CheckpointError if there is neither, the download breaks off, the hub does not know the name, or
-    a file differs from the hub's digest; CapacityError if the disk is too small.
+    weights, and the names of all files, and raises if the build would refuse them. `engine` is the
+    folder that will be written afterwards: a warning precedes the download if its disk may be too
+    small for both. Verifies the hub's SHA-256 of each file in Git LFS, and the git id of each other
+    file. If the hub cannot be reached, a complete earlier download is used. Raises OptionError
+    without the extra `hub`; CheckpointError if there is neither, the download breaks off, the hub
+    does not know the name, or a file differs from the hub's digest; CapacityError if the disk is
+    too small.
     """
     try:
         import huggingface_hub as hub
@@ -103,7 +100,7 @@ def fetch(
         if not _unreachable(hub, error):
             raise _refused(hub, name, error) from None
         folder, files = _fetched_before(hub, name, (repository, revision), shown, error)
-        check(folder)
+        check(folder, [file.path for file in files])
     else:
         try:
             folder, files = _download(hub, name, info, shown, check, engine)
@@ -114,7 +111,7 @@ def fetch(
                 raise _refused(hub, name, error) from None
             words = f"the download of {name} broke off ({_reason(error)}): run this again, and it"
             raise CheckpointError(f"{words} continues where it stopped") from error
-    _check_whole(name, folder, {file.path for file in files})
+    _check_links(name, folder, files)
     _verify(name, folder, files, shown)
     return folder
 
@@ -148,7 +145,7 @@ def _download(
     name: str,
     info: Any,
     shown: Progress,
-    check: Callable[[Path], object],
+    check: _Check,
     engine: Path | None,
 ) -> tuple[Path, tuple[_File, ...]]:
     """The folder, and the files that it must hold according to the hub's `info`. Raises UserErrors
@@ -166,7 +163,7 @@ def _download(
         f"{left / GIB:.2f} GiB of them to fetch into {cache}"
     )
     small = [escape(f.path) for f in files if not f.path.endswith(WEIGHTS)]
-    check(Path(_quietly(hub, allow_patterns=small, **want)))
+    check(Path(_quietly(hub, allow_patterns=small, **want)), [f.path for f in files])
     _check_capacity(name, left, cache)
     if engine is not None and (words := _tight(left, total, cache, engine)):
         shown.say(f"warning: {words}")
@@ -277,34 +274,12 @@ def _above(path: Path) -> Path:
     return next(p for p in (path, *path.parents) if p.exists())
 
 
-def _check_whole(name: str, folder: Path, files: set[str]) -> None:
-    """Raises CheckpointError if a file of weights that the index names is missing, or a file is
-    outside the repository's folder in the hub's cache."""
+def _check_links(name: str, folder: Path, files: tuple[_File, ...]) -> None:
+    """Raises CheckpointError if a file is outside the repository's folder in the hub's cache."""
     stored = folder.parent.parent.resolve()
-    for file in sorted(files):
-        if not (folder / file).resolve().is_relative_to(stored):
-            raise CheckpointError(f"{name}: {folder / file} leads out of {stored}: {AGAIN}")
-    wanted = set()
-    for model, count in {(m[1], m[3]) for m in map(_SHARD.fullmatch, files) if m}:
-        names = (f"{model}-{i:05}-of-{count}{WEIGHTS}" for i in range(1, int(count) + 1))
-        wanted |= {
-            next((n for n in names if n not in files), f"{model}-{count}-of-{count}{WEIGHTS}")
-        }
-    for path in (folder / file for file in files if file.endswith(f"{WEIGHTS}.index.json")):
-        try:
-            wanted |= set(msgspec.json.decode(path.read_bytes(), type=_Index).weight_map.values())
-        except (OSError, msgspec.DecodeError) as error:
-            raise CheckpointError(f"{name}: {path} cannot be read ({error}): {AGAIN}") from None
-    if missing := sorted(wanted - files):
-        raise CheckpointError(
-            f"{name}: some of its files of weights are not there, {missing[0]} among them: {AGAIN}"
-        )
-
-
-class _Index(msgspec.Struct):
-    """The index of the weights: the file of each tensor."""
-
-    weight_map: dict[str, str]
+    for path in (folder / file.path for file in files):
+        if not path.resolve().is_relative_to(stored):
+            raise CheckpointError(f"{name}: {path} leads out of {stored}: {AGAIN}")
 
 
 def _verify(name: str, folder: Path, files: tuple[_File, ...], shown: Progress) -> None:

@@ -5,6 +5,7 @@ nothing of what it writes. Equal fingerprints mean equal engines, so an unchange
 """
 
 import hashlib
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -102,8 +103,10 @@ def _files(checkpoint: Path, advance: Advance) -> Json:
     return {name: [d.bytes, d.chunks] for name, d in digests.items()}
 
 
+@cache
 def _sources(init: str | None) -> Json:
-    """sha256 of each source file of a package by its path in the package, subfolders included."""
+    """sha256 of each source file of a package by its path in the package, subfolders included;
+    read once, since what runs is what was there first."""
     if init is None:
         return {}
     package = Path(init).parent

@@ -5,7 +5,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from spark_engine.models.checkpoint.expected_tensors import (
     MTP,
@@ -15,6 +14,7 @@ from spark_engine.models.checkpoint.expected_tensors import (
     usual,
 )
 from spark_engine.models.checkpoint.layout import Layout
+from spark_engine.models.checkpoint.quant_schemes import Declared
 from spark_engine.models.checkpoint.quant_table import QuantTable, quant_table
 from spark_engine.models.checkpoint.tensor_list import Row
 from spark_engine.models.config.model_config import ModelConfig
@@ -43,14 +43,12 @@ class ExporterLayout:
         return usual(self.expected, TEXT, MTP)
 
 
-def exporter_layout(
-    config: ModelConfig, config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]
-) -> ExporterLayout:
+def exporter_layout(config: ModelConfig, declared: tuple[Declared, ...]) -> ExporterLayout:
     """The layout for these JSON files. Raises CheckpointError if they contradict each other."""
     family = family_of(config)
     rows, (drafts, note) = family.tensors(config), family.draft_tensors(config)
-    table = quant_table(rows, config_json, hf_quant)
-    head = quant_table(drafts, config_json, hf_quant)
+    table = quant_table(rows, declared)
+    head = quant_table(drafts, declared)
     # quantised experts are stored one by one
     stacked, of_head = (family.stacks_experts and not t.quantised for t in (table, head))
     layout = Layout.usual(config.nested, stacked, of_head, (*rows, *drafts))

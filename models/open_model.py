@@ -4,8 +4,8 @@
 Knows the order of the steps, and no graph.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -20,11 +20,18 @@ from spark_engine.models.checkpoint.expected_tensors import (
     expected_tensors,
     usual,
 )
-from spark_engine.models.checkpoint.files import CONFIGS, Checkpoint, open_checkpoint, read_json
+from spark_engine.models.checkpoint.files import (
+    CONFIGS,
+    Checkpoint,
+    open_checkpoint,
+    read_configs,
+    read_index,
+)
 from spark_engine.models.checkpoint.layout import HEAD, Layout
-from spark_engine.models.checkpoint.quant_schemes import Scheme
+from spark_engine.models.checkpoint.quant_schemes import Declared, Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable, declarations, quant_table
 from spark_engine.models.checkpoint.tensor_list import Row, ValueKind, of_kind
+from spark_engine.models.checkpoint.weight_files import weight_files
 from spark_engine.models.config.json_values import Json, malformed_json
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.config.rope import rescaled
@@ -44,23 +51,23 @@ def open_model(path: Path | str, rope_scaling: Json | None = None) -> Model:
     Raises CheckpointError before any weight is read: see `open_checkpoint`, `read_config`,
     `quant_table` and `check_tensors`.
     """
-    optional: tuple[str, ...] = ASIDE
-    if Path(path, CONFIGS[0]).is_file():  # an unknown model or format, before faults of its weights
-        prefixes = family_of(read_description(Path(path), rope_scaling)).ignored_prefixes
-        optional += tuple(chain(*prefixes.values()))
-    synthetic = is_synthetic(path)
-    checkpoint = open_synthetic(path) if synthetic else open_checkpoint(path, optional)
-    config = _read_config(checkpoint.config, checkpoint.generation, rope_scaling)
-    family = family_of(config)
+    folder = Path(path)
+    given = read_description(folder, None, rope_scaling)
+    config, family = given.config, family_of(given.config)
+    checkpoint = (
+        open_synthetic(folder, exporter_layout(config, given.declared))
+        if is_synthetic(folder)
+        else open_checkpoint(folder, given.optional)
+    )
     heads = family.ignored_prefixes.get(MTP, ())
     if config.mtp_layers is None and any(name.startswith(heads) for name in checkpoint.tensors):
         config = replace(config, mtp_layers=1)
     rows, (drafts, note) = family.tensors(config), family.draft_tensors(config)
     layout = Layout.detect(checkpoint.tensors, rows, drafts)
-    declared = quant_table(rows, checkpoint.config, checkpoint.hf_quant, layout.fused)
+    declared = quant_table(rows, given.declared, layout.fused)
     table = declared.spelled(layout, checkpoint.tensors)
     expected = expected_tensors(rows, config.dtype, table, layout)
-    _check_declared(declared, config.tied, checkpoint, optional)
+    _check_declared(given, declared, checkpoint)
     ignored = check_tensors(expected, checkpoint.tensors, family.ignored_prefixes)
     _check_tied(rows, layout, checkpoint)
     if not note:
@@ -68,7 +75,9 @@ def open_model(path: Path | str, rope_scaling: Json | None = None) -> Model:
         expected = {**expected, **head}
     found = {n: TensorSpec(n, t.dtype, t.shape) for n, t in checkpoint.tensors.items()}
     tensors = MappingProxyType(found)
-    return Model(config, table, layout, rows, expected, tensors, ignored, note, checkpoint)
+    return Model(
+        config, table, layout, rows, expected, tensors, ignored, note, checkpoint, given.generation
+    )
 
 
 def with_ranks(model: Model, ranks: int, tile: int, across: bool = False) -> Model:
@@ -89,23 +98,36 @@ def with_ranks(model: Model, ranks: int, tile: int, across: bool = False) -> Mod
     return replace(model, config=local, shards=replace(shards, across=across))
 
 
-def read_description(folder: Path, rope_scaling: Json | None = None) -> ModelConfig:
-    """The model of a folder that may lack its weights.
+@dataclass(frozen=True)
+class Description:
+    """What the JSON files of a folder say: the model, and its quantisation file by file."""
 
-    Raises CheckpointError as `open_model` does.
+    config: ModelConfig
+    generation: Mapping[str, Any]
+    declared: tuple[Declared, ...]
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """How the names of tensors begin that no text needs."""
+        return (*ASIDE, *chain(*family_of(self.config).ignored_prefixes.values()))
+
+
+def read_description(
+    folder: Path, files: Collection[str] | None = None, rope_scaling: Json | None = None
+) -> Description:
+    """The description of a folder that may lack its weights. `files`: those that it will hold.
+
+    Raises CheckpointError as `open_model` does for faults of the JSON files, so before weights are
+    fetched or read, and where one of `files` is missing.
     """
-    config, generation, hf_quant = (
-        read_json(folder / name, name == CONFIGS[0]) for name in CONFIGS
-    )
-    found = _read_config(config, generation, rope_scaling)
-    declarations(config, hf_quant)  # refuses formats before they are fetched, or their dtypes read
-    return found
-
-
-def _read_config(config: Json, generation: Json, rope_scaling: Json | None) -> ModelConfig:
+    config, generation, hf_quant = read_configs(folder)
     with malformed_json(CONFIGS[0]):
         given = rescaled(config, rope_scaling) if rope_scaling else config
-    return read_config(given, generation)
+    model = read_config(given, generation)
+    found = Description(model, generation, declarations(config, hf_quant))
+    if files is not None:
+        weight_files(folder, files, read_index(folder), found.optional)
+    return found
 
 
 def describe(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any] | None = None) -> Model:
@@ -114,38 +136,37 @@ def describe(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any] | None 
     Raises CheckpointError as `open_model` does for faults of the JSON files.
     """
     config = read_config(config_json)
-    exported = exporter_layout(config, config_json, hf_quant or {})
+    exported = exporter_layout(config, declarations(config_json, hf_quant or {}))
     parts = [e.part for e in usual(exported.expected)]
     ignored = {part: parts.count(part) for part in family_of(config).ignored_prefixes}
     specs = (TensorSpec(e.name, e.dtypes[0], e.shapes[0]) for e in exported.stored)
     found = MappingProxyType({spec.name: spec for spec in specs})
     return Model(
         config, exported.table, exported.layout, exported.rows, exported.expected, found, ignored,
-        exported.draft_note, None,
+        exported.draft_note, None, {},
     )  # fmt: skip
 
 
-def _check_declared(
-    table: QuantTable, tied: bool, checkpoint: Checkpoint, optional: tuple[str, ...]
-) -> None:
+def _check_declared(given: Description, table: QuantTable, checkpoint: Checkpoint) -> None:
     """Raises CheckpointError where a key that is set, or missing, does not fit any tensor."""
+    optional = given.optional
     text = [t for name, t in checkpoint.tensors.items() if not name.startswith(optional)]
     dtypes = {t.dtype for t in text}
     words = any(t.name.endswith((".qweight", ".weight_packed")) for t in text)
     packed = sorted(dtypes & {DType.F8E4M3, DType.U8, *[DType.I32] * words})
     schemes = sorted({s.value for s in table.modules.values()} - {Scheme.PLAIN.value})
-    files = [d.where for d in declarations(checkpoint.config, checkpoint.hf_quant)]
     if schemes and not packed:
         raise CheckpointError(
             f"{' and '.join(schemes)} is declared, but all weights are plain: if they were "
-            f"dequantised, remove {' and '.join(files)}; else take the weights of that export"
+            f"dequantised, remove {' and '.join(d.where for d in given.declared)}; else take the "
+            "weights of that export"
         )
     if packed and not schemes:
         raise CheckpointError(
             f"{', '.join(packed)} weights are quantised, but config.json has no "
             "quantization_config for them: take it, and hf_quant_config.json, from their export"
         )
-    if not tied and not any(t.name.startswith(f"{HEAD}.") for t in text):
+    if not given.config.tied and not any(t.name.startswith(f"{HEAD}.") for t in text):
         raise CheckpointError(
             f"{HEAD}.weight is missing, and config.json does not say tie_word_embeddings: set it "
             "to true if the head is the embedding, else download the weights again"

@@ -32,8 +32,7 @@ from spark_engine.models.checkpoint.files import (
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect
 from spark_engine.models.checkpoint.tensor_list import Linear, Row, Tensor, ValueKind
 from spark_engine.models.checkpoint.weight_files import INDEX
-from spark_engine.models.exporter_layout import exporter_layout
-from spark_engine.models.families.registry import read_config
+from spark_engine.models.exporter_layout import ExporterLayout
 from spark_engine.tensors import Array, DType
 
 MARK = "synthetic.json"
@@ -100,24 +99,17 @@ def is_synthetic(path: Path | str) -> bool:
     return (Path(path) / MARK).is_file()
 
 
-def open_synthetic(path: Path | str) -> Synthetic:
-    """Opens a folder of config.json, synthetic.json and, where modelopt is, hf_quant_config.json.
+def open_synthetic(folder: Path, exported: ExporterLayout) -> Synthetic:
+    """The drawn tensors of a folder with synthetic.json, in the layout of its JSON files.
 
-    Raises CheckpointError when a file is missing or malformed, or describes an unsupported model.
+    Raises CheckpointError when synthetic.json is malformed.
     """
-    folder = Path(path)
-    configs = [read_json(folder / file, required=file == CONFIGS[0]) for file in CONFIGS]
-    config_json, generation, hf_quant = configs
     seed = read_json(folder / MARK, required=True).get("seed")
     if not isinstance(seed, int):
         raise CheckpointError(f'{folder / MARK}: seed is {seed!r}; write {{"seed": 1}}')
-    config = read_config(config_json, generation)
-    exported = exporter_layout(config, config_json, hf_quant)
     stored = [StoredTensor(e.name, e.dtypes[0], e.shapes[0], NOWHERE, 0) for e in exported.stored]
-    tensors, none = MappingProxyType({t.name: t for t in stored}), dict[str, Array]()
-    return Synthetic(
-        folder, config_json, generation, hf_quant, tensors, none, exported.expected, seed
-    )
+    tensors = MappingProxyType({t.name: t for t in stored})
+    return Synthetic(folder, tensors, {}, exported.expected, seed)
 
 
 def write_checkpoint(checkpoint: Synthetic, folder: Path, shard_bytes: int = SHARD) -> None:

@@ -1,4 +1,6 @@
-"""What all tests share: one folder of compiled kernels, and how long generated traces are tried."""
+"""What all tests share: one folder of compiled kernels, how long generated traces are tried, and
+which files begin first.
+"""
 
 import gc
 import os
@@ -13,6 +15,27 @@ settings.register_profile("patient", deadline=None, max_examples=40)
 settings.load_profile("patient")
 settings.register_profile("soak", max_examples=1000)  # `make soak`; 40 otherwise
 settings.register_profile("fuzz", max_examples=600)  # `make fuzz`; 3 otherwise
+
+# Files of half a minute or more, the longest first: started last, one would leave a core idle.
+LONG = (
+    "plugins/test_cuda_compile.py",
+    "published/test_published.py",
+    "builder/test_build.py",
+    "runtime/test_real_engine.py",
+    "runtime/test_real_cache.py",
+    "builder/plan/test_large_models.py",
+    "builder/native/test_backend.py",
+    "plugins/moe/test_emulated_moe.py",
+    "check/test_check.py",
+    "runtime/engine/test_traces.py",
+    "runtime/server/process/test_server.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Brings the tests of LONG to the front."""
+    order = {Path(__file__).parent / name: i for i, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
 def pytest_configure() -> None:

@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.graphs import each_seconds, target_here
 from benchmarks.node_work import amounts
 from benchmarks.rehearsal.reporter import PREFILLS
-from benchmarks.result_files import CONFIGS, REHEARSED, ROOT, commit_here, read, write
+from benchmarks.result_files import REHEARSED, ROOT, commit_here, read, write
 from benchmarks.steps.launch_times import machine
 from benchmarks.weightless_plan import decided_of, label_of, options, work_of
 from spark_engine.builder.native import nvrtc
@@ -107,7 +107,7 @@ class Kind:
 def bucket(model: str, tokens: int, target: Target) -> BucketTactics:
     """The prefill bucket of one prompt of so many tokens."""
     given = options(target.name, decode=(1,), prefill=(tokens,), verify=None, drafts=0, gpu=target)
-    found = decided_of(CONFIGS / model, given)
+    found = decided_of(model, given)
     return next(d for d in found if d.size.family == PREFILL)
 
 
@@ -204,7 +204,7 @@ def keep(path: Path, run: Row) -> None:
 def main(words: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="qwen36-35b-a3b", help="a folder of benchmarks/configs")
+    parser.add_argument("--model", default="qwen36-35b-a3b", help="as published.py names them")
     parser.add_argument("--tokens", type=int, default=4096, help="of the prompt, in tiles of 64")
     parser.add_argument("--reckon", action="store_true", help="floors alone, without a GPU")
     parser.add_argument("--only", default="", help="ops to time, a list; default all")

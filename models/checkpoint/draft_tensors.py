@@ -41,8 +41,8 @@ def draft_table(
     table: dict[str, Scheme] = {}
     for linear in linears(rows):
         if linear.group and layout.fused(linear.group):
-            stacks = (t for n, t in tensors.items() if n.endswith(f"{linear.group}.gate_up_proj"))
-            codes = any(stack.dtype is DType.F8E4M3 for stack in stacks)
+            stack = tensors.get(layout.file_name(f"{linear.group}.gate_up_proj"))
+            codes = stack is not None and stack.dtype is DType.F8E4M3
             scheme = Scheme.FP8_BLOCK if codes else Scheme.PLAIN  # no other stack is read
         else:
             module = layout.file_name(linear.stored.module)

@@ -11,7 +11,7 @@ import json
 import math
 import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -30,8 +30,7 @@ from spark_engine.models.checkpoint.weight_files import (
     adds,
     fail,
     is_adapter,
-    named,
-    unnamed,
+    weight_files,
 )
 from spark_engine.tensors import Array, DType
 
@@ -70,16 +69,12 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An open folder. `maps` holds one read-only memory map per shard; nothing is copied.
+    """The weights of a folder. `maps` holds one read-only memory map per shard; nothing is copied.
 
-    `config`, `generation` and `hf_quant` are the parsed JSON files, {} where absent; `notes` are
-    sentences about files and tensors that are missing or not read.
+    `notes` are sentences about files and tensors that are missing or not read.
     """
 
     path: Path
-    config: Mapping[str, Any]
-    generation: Mapping[str, Any]
-    hf_quant: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
     maps: Mapping[str, Array]
     notes: tuple[str, ...] = field(default=(), kw_only=True)
@@ -117,38 +112,47 @@ class Checkpoint:
         return total.hexdigest()
 
 
-def open_checkpoint(path: Path | str, optional: tuple[str, ...] = ()) -> Checkpoint:
-    """Opens a folder with config.json and safetensors, one file or several, with or without an
-    index. `optional`: how names of tensors begin that may be missing although the index has them,
-    or be there although it has not.
+def read_configs(folder: Path) -> list[dict[str, Any]]:
+    """The JSON files `CONFIGS`, {} where absent.
 
-    Reads the JSON files and the headers only. Raises CheckpointError, naming tensor, file and
-    remedy, if a file is missing, cut short or malformed, a tensor appears twice or has an unknown
-    dtype, or if index and shards disagree.
+    Raises CheckpointError if there is no config.json, or one is malformed.
     """
-    folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(hints.no_checkpoint(folder))
-    configs = [read_json(folder / file, required=file == CONFIGS[0]) for file in CONFIGS]
+    return [read_json(folder / file, required=file == CONFIGS[0]) for file in CONFIGS]
+
+
+def read_index(folder: Path) -> Mapping[str, str] | None:
+    """The file of each tensor, by the folder's index; None without one."""
     index = read_json(folder / INDEX, required=False)
-    table = _table(index) if index else {}
-    files, notes = named(folder, table, optional) if index else (unnamed(folder), [])
+    if not index:
+        return None
+    table = index.get("weight_map")
+    if not isinstance(table, dict) or not all(isinstance(f, str) for f in table.values()):
+        fail(INDEX, "has no weight_map of tensor to file", AGAIN)
+    return table
+
+
+def open_checkpoint(path: Path | str, optional: tuple[str, ...] = ()) -> Checkpoint:
+    """Opens the safetensors of a folder, one file or several, with or without an index. `optional`:
+    how names of tensors begin that may be missing although the index has them, or be there although
+    it has not.
+
+    Reads the index and the headers only. Raises CheckpointError, naming tensor, file and remedy, if
+    a file is missing, cut short or malformed, a tensor appears twice or has an unknown dtype, or if
+    index and shards disagree.
+    """
+    folder = Path(path)
+    table = read_index(folder)
+    there = {p.name for p in folder.glob("*.safetensors") if p.is_file()}
+    files, notes = weight_files(folder, there, table, optional)
     shards = {file: _header(folder / file) for file in files}
-    notes += _others(folder, shards, optional, bool(index))
+    notes += _others(folder, there, shards, optional, table is not None)
     tensors = _merge(shards.values())
     maps = {file: np.memmap(folder / file, dtype=np.uint8, mode="r") for file in shards}
-    if index:
+    if table is not None:
         notes += _check_index(table, tensors, optional)
-    config, generation, hf_quant = configs
-    return Checkpoint(
-        folder, config, generation, hf_quant, tensors, MappingProxyType(maps), notes=tuple(notes)
-    )
-
-
-def _remedy(folder: Path) -> str:
-    if (folder / "manifest.json").is_file():
-        return f"that is an engine already: run it with `spark-run {folder}`"
-    return "give a Hugging Face checkpoint folder"
+    return Checkpoint(folder, tensors, MappingProxyType(maps), notes=tuple(notes))
 
 
 def read_json(file: Path, required: bool) -> dict[str, Any]:
@@ -160,7 +164,10 @@ def read_json(file: Path, required: bool) -> dict[str, Any]:
         if required:
             if words := hints.other_format(file.parent):
                 raise CheckpointError(words)
-            fail(file.name, f"missing from {file.parent}", _remedy(file.parent))
+            engine = (file.parent / "manifest.json").is_file()
+            run = f"that is an engine already: run it with `spark-run {file.parent}`"
+            give = "give a Hugging Face checkpoint folder"
+            fail(file.name, f"missing from {file.parent}", run if engine else give)
         return {}
     if (size := file.stat().st_size) > MOST_JSON:
         fail(file.name, f"has {size} bytes, more than {MOST_JSON}", AGAIN)
@@ -175,20 +182,17 @@ def read_json(file: Path, required: bool) -> dict[str, Any]:
     return row
 
 
-def _table(index: Mapping[str, Any]) -> dict[str, str]:
-    table = index.get("weight_map")
-    if not isinstance(table, dict) or not all(isinstance(f, str) for f in table.values()):
-        fail(INDEX, "has no weight_map of tensor to file", AGAIN)
-    return table
-
-
 def _others(
-    folder: Path, shards: dict[str, list[StoredTensor]], optional: tuple[str, ...], index: bool
+    folder: Path,
+    there: Collection[str],
+    shards: dict[str, list[StoredTensor]],
+    optional: tuple[str, ...],
+    index: bool,
 ) -> list[str]:
     """Adds the folder's other files that belong to the model to `shards`, and returns notes."""
     known = {t.name for shard in shards.values() for t in shard}
     notes = []
-    for file in sorted(p.name for p in folder.glob("*.safetensors") if p.name not in shards):
+    for file in sorted(set(there) - set(shards)):
         if is_adapter(file):
             notes.append(f"{file} is not applied: {LORA} if its effect is wanted")
             continue

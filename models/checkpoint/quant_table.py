@@ -82,17 +82,15 @@ class QuantTable:
 
 def quant_table(
     rows: Iterable[Row],
-    config_json: Mapping[str, Any],
-    hf_quant: Mapping[str, Any],
+    from_files: tuple[Declared, ...],
     stacked: Callable[[str], bool] = lambda group: False,
 ) -> QuantTable:
-    """The table of the projections in `rows`, from both JSON files ({} where absent). `stacked`: of
-    which groups of experts the file has the group as one module.
+    """The table of the projections in `rows`, from the `declarations` of a checkpoint. `stacked`:
+    of which groups of experts the file has the group as one module.
 
-    Raises CheckpointError when a method is unsupported, when the two files contradict each
-    other, or when the experts of one layer are not stored alike.
+    Raises CheckpointError when the two files contradict each other, or when the experts of one
+    layer are not stored alike.
     """
-    from_files = declarations(config_json, hf_quant)
     if not from_files:
         names = {linear.table_key: Scheme.PLAIN for linear in linears(rows)}
         return QuantTable(MappingProxyType(names), Dialect.MODELOPT, False)
@@ -112,8 +110,11 @@ def quant_table(
     return QuantTable(MappingProxyType(table), from_files[0].dialect, kv_fp8)
 
 
-def declarations(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]) -> list[Declared]:
-    """The declarations of the two files, the more specific hf_quant_config.json first."""
+def declarations(
+    config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]
+) -> tuple[Declared, ...]:
+    """The declarations of both files ({} where absent), hf_quant_config.json, the more specific,
+    first. Raises CheckpointError when a method is unsupported."""
     found = []
     with malformed_json("config.json: quantization_config"):
         text, key = config_json.get("text_config") or {}, "quantization_config"
@@ -126,10 +127,10 @@ def declarations(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]) ->
     if inner:
         with malformed_json("config.json: quantization_config"):
             found.append(quant_declarations.from_config(inner))
-    return found
+    return tuple(found)
 
 
-def _agreed(module: str, from_files: list[Declared]) -> Scheme:
+def _agreed(module: str, from_files: tuple[Declared, ...]) -> Scheme:
     names = spellings(module)
     with malformed_json("config.json: quantization_config"):
         said = [d.scheme(names) for d in from_files]

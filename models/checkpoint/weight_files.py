@@ -24,29 +24,34 @@ def fail(file: str, what: str, remedy: str) -> NoReturn:
     raise CheckpointError(f"{file}: {what}; {remedy}")
 
 
-def named(
-    folder: Path, table: Mapping[str, str], optional: tuple[str, ...]
+def weight_files(
+    folder: Path,
+    names: Collection[str],
+    table: Mapping[str, str] | None,
+    optional: tuple[str, ...],
 ) -> tuple[list[str], list[str]]:
-    """The files that an index names, and notes about those that are missing and not needed."""
+    """The files that are the model, of those in a folder or to be fetched into it, and notes about
+    those that are missing and not needed. `table`: of tensor to file, where there is an index."""
+    found = {name for name in names if name.endswith(".safetensors")}
+    if table is None:
+        return _unnamed(folder, found), []
     needed = {file for name, file in table.items() if not name.startswith(optional)}
     files, notes = sorted(set(table.values())), []
     for file in files:
         if Path(file).name != file or len(file) > 200:
             fail(INDEX, f"names {file[:80]!r}, which is not a plain file name", "do not trust it")
-        if not (folder / file).is_file():
+        if file not in found:
             if file in needed:
                 fail(file, f"the shard is missing from {folder}", AGAIN)
             notes.append(f"{file} is missing; {INDEX} names no text tensor in it: built without it")
-    if (folder / SINGLE).is_file() and SINGLE not in files:
+    if SINGLE in found and SINGLE not in files:
         what = f"is in a folder with {INDEX}, which does not name it"
         fail(SINGLE, what, "remove one of the two")
-    return [file for file in files if (folder / file).is_file()], notes
+    return [file for file in files if file in found], notes
 
 
-def unnamed(folder: Path) -> list[str]:
-    """The files that are the model, in a folder without an index."""
-    found = [p.name for p in sorted(folder.glob("*.safetensors"))]
-    models = [name for name in found if not is_adapter(name)]
+def _unnamed(folder: Path, found: Collection[str]) -> list[str]:
+    models = sorted(name for name in found if not is_adapter(name))
     if SINGLE in models:
         return [SINGLE]
     sets = {(m[1], m[3]) for m in map(_SHARD.fullmatch, models) if m}
@@ -62,7 +67,7 @@ def unnamed(folder: Path) -> list[str]:
     if models:
         return models
     if found:
-        fail(found[0], "a LoRA adapter alone is no checkpoint", LORA)
+        fail(min(found), "a LoRA adapter alone is no checkpoint", LORA)
     if words := hints.other_format(folder):
         raise CheckpointError(words)
     fail(SINGLE, f"missing from {folder}: there are no weights", "give a checkpoint's folder")

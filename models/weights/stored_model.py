@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from spark_engine.models.checkpoint.expected_tensors import Expected
 from spark_engine.models.checkpoint.files import Checkpoint
@@ -37,6 +38,7 @@ class Model:
             draft head is one).
         draft_note: the reason why there is no draft head; "" if there is one.
         checkpoint: the open files; None if only the configs are present.
+        generation: generation_config.json; {} where absent.
         shards: how ranks share the tensors; then `config` has the sizes of one rank, and all other
             fields those of the whole model.
     """
@@ -50,6 +52,7 @@ class Model:
     ignored: Mapping[str, int]
     draft_note: str
     checkpoint: Checkpoint | None
+    generation: Mapping[str, Any]
     shards: Shards = Shards()
 
     @property

@@ -28,11 +28,13 @@ class Text:
     """Nodes of one function or nested graph; nested graphs see the outer names.
 
     Operands: a name; an int (int64 scalar); a float (f32 scalar); a sequence of ints (int64
-    vector, as axes and shapes are); a numpy array or scalar (a constant of its dtype).
+    vector, as axes and shapes are); a numpy array or scalar (a constant of its dtype). Equal
+    constants are one: of the nodes that onnxruntime reads, they would be two in five.
     """
 
     def __init__(self, numbers: Iterator[int] | None = None) -> None:
         self._numbers = numbers if numbers is not None else count()
+        self._constants: dict[str, str] = {}  # names by value
         self._lines: list[str] = []
 
     def __call__(self, op: str, *operands: Operand, out: str = "", **attrs: object) -> str:
@@ -99,9 +101,11 @@ class Text:
     def _name(self, operand: Operand) -> str:
         if isinstance(operand, str):
             return operand
-        name = self.fresh()
-        self._lines.append(f"  {name} = Constant <value = {_tensor(_array(operand))}> ()")
-        return name
+        value = _tensor(_array(operand))
+        if value not in self._constants:
+            self._constants[value] = self.fresh()
+            self._lines.append(f"  {self._constants[value]} = Constant <value = {value}> ()")
+        return self._constants[value]
 
 
 def _array(value: int | float | Sequence[int] | Array | np.generic) -> Array:
@@ -112,17 +116,21 @@ def _array(value: int | float | Sequence[int] | Array | np.generic) -> Array:
 
 def _tensor(array: Array) -> str:
     dims = f"[{','.join(map(str, array.shape))}]" if array.ndim else ""
-    values = ", ".join(map(_literal, array.reshape(-1)))
+    values = ", ".join(map(repr, _numbers_of(array.reshape(-1))))
     wide = array.dtype == np.float64
     return f"{'double' if wide else DType.of(array.dtype).onnx_text}{dims} {{{values}}}"
 
 
-def _literal(value: np.generic) -> str:
-    if value.dtype.kind in "biu":
-        return str(int(value))
-    if not np.isfinite(value):
-        raise ValueError(f"{value} has no literal in ONNX's textual syntax")
-    return repr(float(value))
+def _numbers_of(flat: Array) -> list[int] | list[float]:
+    if flat.dtype.kind in "biu":
+        found: list[int] = flat.astype(np.int64).tolist()
+        return found
+    values = flat.astype(np.float64)
+    if not np.isfinite(values).all():
+        worst = values[~np.isfinite(values)][0]
+        raise ValueError(f"{worst} has no literal in ONNX's textual syntax")
+    numbers: list[float] = values.tolist()
+    return numbers
 
 
 def _attribute(value: object) -> str:

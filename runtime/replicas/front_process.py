@@ -27,20 +27,20 @@ from spark_engine.runtime.server.http.tls import ServerTls
 from spark_engine.runtime.server.operation.keys import Keyring
 from spark_engine.runtime.server.process.lifecycle import keep_loaded, on_hangup
 from spark_engine.runtime.server.process.options import ServerOptions
-from spark_engine.runtime.server.process.port import bind
+from spark_engine.runtime.server.process.port import Listener, bind
 from spark_engine.runtime.server.process.server import config_of
 
 log = logging.getLogger(__name__)
 
 
-def listen(options: ServerOptions) -> socket.socket:
+def listen(options: ServerOptions) -> Listener:
     """A socket bound to the address, not listening yet. Raises OptionError."""
     ServerTls.of(options.tls_cert, options.tls_key)
     return bind(options.host, options.port)
 
 
 async def serve(
-    listener: socket.socket, members: Members, policy: Policy, options: ServerOptions
+    listener: Listener, members: Members, policy: Policy, options: ServerOptions
 ) -> int:
     """Serves the replicas behind one address until a signal; returns the exit code.
 
@@ -55,14 +55,16 @@ async def serve(
     hosts, origins = options.allowed_hosts, options.cors_origins
     guard = guard_of(hosts, options.host, listener, locked, origins)
     front = Front(fleet, upstream, options.max_body_mib << 20, guard)
-    # half of the descriptors are for connections to replicas
-    room = min(options.max_connections, max(1, room_for_connections(descriptors) // 2))
+    tls = ServerTls.of(options.tls_cert, options.tls_key)
+    # as many are for connections to replicas, and for handshakes
+    room = min(options.max_connections, room_for_connections(descriptors, 2 if tls is None else 3))
     connections = Connections(room, options.read_timeout_s)
     watch = asyncio.create_task(fleet.watch())
     try:
         config = config_of(front.app, connections, options, lifespan="off")
-        if (tls := ServerTls.of(options.tls_cert, options.tls_key)) is not None:
+        if tls is not None:
             tls.serve_with(config, options.read_timeout_s)
+            listener.accepted = connections.shake
         server = _Server(config, front, listener, options.drain_timeout_s)
         with on_hangup(Keyring(), tls), trimmed_heap():
             await server.serve([listener])

@@ -119,6 +119,13 @@ def _binds(key: str, value: Any, schema: Mapping[str, Any], types: set[str]) -> 
     return not any(type(value) is type(free) and value == free for free in _FREE.get(key, ()))
 
 
+def _with_null(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """OpenAPI 3.0's `nullable: true` as JSON Schema writes it."""
+    if isinstance(kind := schema.get("type"), str) and not schema.keys() & {"const", "enum"}:
+        return {**schema, "type": [kind, "null"]}
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
 def coarse(schema: Any) -> Any:
     """The schema without bounds: its types, values, properties, items and alternatives."""
 
@@ -176,7 +183,7 @@ class SchemaBundle:
             if isinstance(where := made.get("$ref"), str) and (name := self._name(where)):
                 names.add(name)
                 made["$ref"] = f"#/$defs/{name}"
-            return made
+            return _with_null(made) if made.pop("nullable", False) is True else made
 
         return rebuilt(schema, keys), names
 

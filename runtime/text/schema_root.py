@@ -48,8 +48,8 @@ class Root:
         return self._targets[where]
 
     def types(self, schema: Any) -> frozenset[str]:
-        """The JSON types that a schema allows by its type, values and alternatives; empty if it
-        does not restrict them. A recursive reference adds nothing."""
+        """The JSON types that a schema allows by its type, values, alternatives and OpenAPI 3.0's
+        `nullable`; empty if it does not restrict them. A recursive reference adds nothing."""
         first = self.resolve(schema)
         rows = [(first, False)]
         while rows:
@@ -60,7 +60,7 @@ class Root:
                 self._types[id(here)] = frozenset()
                 rows.append((here, True))
                 rows += [(part, False) for name in ALTERNATIVES for part in self._parts(here, name)]
-        return self._types[id(first)]
+        return _or_null(_mapping(schema), self._types[id(first)])
 
     def words(self, schema: Any) -> frozenset[str]:
         """The strings of the enums and consts of a schema and its alternatives; none after WORDS
@@ -102,7 +102,7 @@ class Root:
             said += parts if name == "allOf" else [frozenset().union(*parts)]
         said = [types for types in said if types]
         common = reduce(frozenset.intersection, said) if said else frozenset()
-        return common or frozenset().union(*said)
+        return _or_null(schema, common or frozenset().union(*said))
 
     def _find(self, where: str) -> Any:
         base, _, inner = where.partition("#")
@@ -133,6 +133,10 @@ class Root:
             elif isinstance(here, list):
                 left += here
         return found
+
+
+def _or_null(schema: Mapping[str, Any], types: frozenset[str]) -> frozenset[str]:
+    return types | {"null"} if types and schema.get("nullable") is True else types
 
 
 def type_of(value: Any) -> str:

@@ -87,7 +87,7 @@ class TextStream:
 
     `eos`: the model's end ids. The id that ended the answer is counted and reported, but is not
     part of the text unless `keep_stop`; nor is a stop string. Stop strings count from `min_tokens`
-    on. The first `forced` tokens belong to the prompt, for scoring: they are stored separately.
+    on. The first `forced` tokens belong to the prompt, for scoring: they go to `on_scored` only.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class TextStream:
         self._behind = ""  # held back: it may belong to the answer or the thought
         self._passed = 0  # characters before it
         self._keep_stop = keep_stop
-        self._forced = forced
-        self.scored: list[Event] = []  # the forced tokens
+        self._forced = forced  # those to come
+        self.on_scored: Callable[[Event], object] = lambda event: None
         self._min_tokens = params.min_tokens
         self.tokens = 0
         self.drafted = self.accepted = 0  # verified drafts, and accepted ones
@@ -130,8 +130,9 @@ class TextStream:
         text, tokens = "", []
         for event in events:
             self.cached = max(self.cached, event.cached)
-            if len(self.scored) < self._forced and event.token is not None:
-                self._set_aside(event)
+            if self._forced and event.token is not None:
+                self._forced, self.finish = self._forced - 1, event.finish
+                self.on_scored(event)
                 continue
             text += self._take(event)
             if event.token is not None:
@@ -140,10 +141,6 @@ class TextStream:
                 break
         places, self._places = tuple(self._places), []
         return Piece(text, tuple(tokens), self.finish, self._stops.matched, places)
-
-    def _set_aside(self, event: Event) -> None:
-        self.scored.append(event)
-        self.finish = event.finish
 
     def _take(self, event: Event) -> str:
         self.tokens += event.token is not None

@@ -4,7 +4,6 @@ import re
 import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,12 +16,12 @@ from tests.repository import ROOT
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
 from benchmarks import checkpoints  # noqa: E402
-from benchmarks.published import CHECKPOINTS, FORMATS, SIZES, Published, write  # noqa: E402
-from benchmarks.result_files import CONFIGS  # noqa: E402
+from benchmarks.published import CHECKPOINTS, FORMATS, SIZES, Published, folder_of  # noqa: E402
 from benchmarks.weightless_plan import options, plan_of  # noqa: E402
 
 SERVED = {row["name"]: row for row in listed()["checkpoints"]}
-QUICK = [row for row in CHECKPOINTS if "-A" not in row.size]  # without experts by the thousand
+# without experts by the thousand
+QUICK = [row for row in CHECKPOINTS if "-a" not in row.layout.partition(":")[0]]
 A4, WIDEN, A16 = "nvfp4_linear_a4", "nvfp4_widen", "nvfp4_linear"
 PUBLISHED_GB = {  # of the files, without 0.92 of vision
     "nvidia/Qwen3.6-27B-NVFP4": 21.92 - 0.92,
@@ -32,9 +31,9 @@ PUBLISHED_GB = {  # of the files, without 0.92 of vision
 
 
 @pytest.mark.parametrize("row", QUICK, ids=lambda row: row.name)
-def test_packaged_rows_are_the_planners(row: Published, tmp_path: Path) -> None:
+def test_packaged_rows_are_the_planners(row: Published) -> None:
     """Both where a checkpoint is served and where it is not."""
-    known, kept = checkpoints.described(row, tmp_path), SERVED.get(row.name)
+    known, kept = checkpoints.described(row), SERVED.get(row.name)
     found = kept and {key: value for key, value in kept.items() if key not in ("targets", "speeds")}
     assert found == known, "run python -m benchmarks.checkpoints"
 
@@ -48,9 +47,9 @@ def test_rows_are_in_order_and_say_where_their_speed_is_from() -> None:
         assert bool(spark) == ("sm_121a" in row["targets"] and row["sequences"]["Spark"] > 0)
 
 
-@pytest.mark.parametrize("size", [s for s in SIZES if s != "80B-A3B"])
-def test_sizes_have_the_parameters_of_their_names(size: str, tmp_path: Path) -> None:
-    model = open_model(write(Published("", size, "bf16"), tmp_path))
+@pytest.mark.parametrize("size", [s for s in SIZES if s != "80b-a3b"])
+def test_sizes_have_the_parameters_of_their_names(size: str) -> None:
+    model = open_model(folder_of(f"{size}:bf16"))
     billions = float(re.match(r"[\d.]+", size)[0])  # type: ignore[index]
     assert model.parameters == pytest.approx(billions * 1e9, rel=0.07)
 
@@ -64,14 +63,14 @@ def test_qwen38_is_planned_on_both_targets() -> None:
     """Of 64 layers gate_up and down, and the head: FP4 products, or their inputs' values."""
     for target, wanted in (("sm_121a", {A4: 129}), ("sm_90a", {WIDEN: 129, A16: 129})):
         given = options(target, decode=(8,), prefill=(1024,), verify=None, drafts=0, max_seqs=8)
-        for bucket in plan_of(CONFIGS / "qwen38-27b", given).values():
+        for bucket in plan_of("27b:nvfp4-a4", given).values():
             ops = Counter(node.op for node in bucket.nodes)
             assert {op: ops[op] for op in (A4, WIDEN, A16) if op in ops} == wanted
 
 
 def test_every_size_and_format_is_published() -> None:
-    assert {row.size for row in CHECKPOINTS} == set(SIZES)
-    assert {row.format for row in CHECKPOINTS} == set(FORMATS)
+    sizes, formats = zip(*(row.layout.split(":") for row in CHECKPOINTS), strict=True)
+    assert {*sizes} == {*SIZES} and {*FORMATS} - {*formats} == {"int4-all"}
 
 
 def test_sequences_by_hand() -> None:

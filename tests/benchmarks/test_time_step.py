@@ -63,7 +63,7 @@ def test_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--prefill 4096", "belong to --per-launch"),
+        ("--drawn", "belongs to --per-launch"),
         ("--per-launch --host", "do not apply to --per-launch"),
         ("--tp 2", "give --build as well"),
         ("--drafts 1,many", "many is neither a number of drafts nor auto"),
@@ -155,6 +155,10 @@ def test_steps_and_rounds_are_kept_with_their_floors(
     assert all(row["floor_ms"] > 0 and row["commit"] == "c" for row in rows)
     assert "draft" in rows[1]["floor_parts_ms"] and "draft" not in rows[0]["floor_parts_ms"]
     assert rows[1]["ms_per_token"] == pytest.approx(rows[1]["mean_ms"] / 1.9, rel=1e-3)
+    time_step.main([*words[:2], "--rows", "2", "--ctx", "64", "--prefill", "100", "--steps", "4",
+                    "--no-split", "--out", str(tmp_path / "p.json")])  # fmt: skip
+    found = read(tmp_path / "p.json")["rows"]
+    assert [(row["npl"], row["ctx"]) for row in found] == [(2, 64), (1, 100)]
     printed = capsys.readouterr().out
     assert "no bucket verifies 2 drafts of 2 sequences" in printed
     assert "drafts right 0.9" in printed

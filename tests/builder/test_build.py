@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -113,9 +114,8 @@ def test_fused_and_unfused_engines_are_bit_equal(tmp_path: Path, format: str, mo
     path = write_checkpoint(
         tmp_path / "model", config, format, moe=moe, split_scales=split, kv_scales=moe
     ).path
-    plain = Options(**{**SMALL.to_json(), "fuse": False})  # type: ignore[arg-type]
-    run(path, tmp_path / "fused")
-    run(path, tmp_path / "plain", plain)
+    for name in ("fused", "plain"):
+        run(path, tmp_path / name, replace(SMALL, decode=(3,), fuse=name == "fused"))
     fused, unfused = trace(tmp_path / "fused"), trace(tmp_path / "plain")
     for step, (one, two) in enumerate(zip(fused, unfused, strict=True)):
         for name in one:

@@ -170,6 +170,7 @@ def test_a_checkpoint_of_which_a_part_is_missing_is_refused(
             path.rename(shards.folder / f"{'abc'[i]}.safetensors")
         last = "c.safetensors"
         index = {"weight_map": {str(i): f"{'abc'[i]}.safetensors" for i in range(3)}}
+        index["weight_map"]["mtp.fc.weight"] = "mtp.safetensors"  # which the hub does not have
         (shards.folder / "model.safetensors.index.json").write_text(json.dumps(index))
     folder = fetching(shards.url)
     assert fetching(AWAY) == folder
@@ -177,8 +178,10 @@ def test_a_checkpoint_of_which_a_part_is_missing_is_refused(
         (shards.folder / last).unlink()
     else:
         _cut(folder, last)
-    with pytest.raises(CheckpointError, match=f"are not there, {last} among them"):
+    before = len(shards.ranges)
+    with pytest.raises(CheckpointError, match=f"{last}: the shard is missing from"):
         fetching(shards.url if online else AWAY)
+    assert len(shards.ranges) == before, "refused before anything else is fetched"
 
 
 def test_files_that_are_no_weights_are_verified_too(hub: Hub, fetching: Fetching) -> None:

@@ -102,7 +102,7 @@ def _is_ready(url: str) -> bool:
 def tried(name: str, python: Path, url: str, home: Path) -> Verdicts:
     """What a client's script says."""
     model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
-    env = {**os.environ, **OFFLINE, "HOME": str(home), "PYTHONPATH": ""}
+    env = {**os.environ, **OFFLINE, "HOME": str(home), "PYTHONPATH": "", "PYTHONSAFEPATH": ""}
     command = [python, HERE / "scripts" / f"with_{name}.py", url, model]
     try:
         done = subprocess.run(

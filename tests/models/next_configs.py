@@ -9,9 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.repository import ROOT
-
-BENCHMARKS = ROOT / "benchmarks" / "configs"
 Json = dict[str, Any]
 FORMATS = ("bf16", "fp8", "fp8_block", "nvfp4", "nvfp4_a4")
 LAYERS = 48

@@ -13,7 +13,7 @@ from spark_engine import interface
 from spark_engine.errors import CheckpointError, GraphError, OptionError
 from spark_engine.interface import Limits, Precision
 from spark_engine.models.build_network import Network, build_network
-from spark_engine.models.checkpoint.files import open_checkpoint
+from spark_engine.models.checkpoint.files import open_checkpoint, read_configs
 from spark_engine.models.graph.writer import Writer
 from spark_engine.models.open_model import describe, open_model
 from spark_engine.models.weights import recipes
@@ -261,8 +261,8 @@ def test_contradictory_limits_and_families(tmp_path: Path) -> None:
 def test_described_equals_opened(tmp_path: Path) -> None:
     """The graph needs no weights: only shared quantisers tell that values were there."""
     opened = _made(tmp_path, "nvfp4", moe=True)
-    assert opened.checkpoint is not None
-    described = describe(opened.checkpoint.config, opened.checkpoint.hf_quant)
+    config, _, hf_quant = read_configs(tmp_path)
+    described = describe(config, hf_quant)
     a, b = _build(opened), _build(described)
     assert _spelled(a) == _spelled(b)
     assert a.weights == b.weights

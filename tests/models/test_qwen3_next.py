@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from spark_engine.interface import Limits, Precision
 from spark_engine.models.build_network import build_network
 from spark_engine.models.checkpoint.files import open_checkpoint
 from spark_engine.models.config.model_config import FULL, LINEAR
+from spark_engine.models.families.registry import read_config
 from spark_engine.models.open_model import describe, open_model, with_ranks
-from spark_engine.models.synthetic import open_synthetic
 from spark_engine.models.weights.shards import of_rank
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
@@ -25,6 +26,12 @@ from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.tensors import DType
 from tests.checkpoint_files import write_shards
 from tests.models import next_configs, next_files
+from tests.models.test_synthetic import drawn_of
+from tests.repository import ROOT
+
+sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
+
+from benchmarks.published import config_of  # noqa: E402
 
 BF16 = Precision(DType.BF16, DType.BF16, DType.F32)
 VOCAB = 512
@@ -144,10 +151,13 @@ def test_the_published_file_has_these_tensors() -> None:
 
 
 def test_the_benchmarks_have_the_published_size(tmp_path: Path) -> None:
-    for name, format in (("", "nvfp4_a4"), ("-fp8", "fp8_block")):
-        text = (next_configs.BENCHMARKS / f"qwen3-next-80b-a3b{name}" / "config.json").read_text()
-        assert json.loads(text) == next_configs.config(format)
-    drawn = open_synthetic(next_configs.write(tmp_path, "nvfp4", num_hidden_layers=1))
+    for layout, format in (("nvfp4-experts", "nvfp4_a4"), ("fp8-block", "fp8_block")):
+        rule, full = config_of(f"80b-a3b:{layout}"), next_configs.config(format)
+        assert read_config(rule) == read_config(full)
+        few = {"num_hidden_layers": 4}
+        made, published = describe(rule | few), describe(full | few)
+        assert made.tensors == published.tensors and made.table.modules == published.table.modules
+    drawn = drawn_of(next_configs.write(tmp_path, "nvfp4", num_hidden_layers=1))
     assert drawn.read("model.layers.0.linear_attn.in_proj_qkvz.weight").shape == (12288, 1024)
     assert drawn.read("mtp.layers.0.mlp.experts.511.down_proj.weight").shape == (2048, 512)
 

@@ -1,6 +1,7 @@
 """Drawn checkpoints: the published tensors, sane values, and equal to what is written of them."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.files import open_checkpoint
 from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.open_model import describe, open_model
-from spark_engine.models.synthetic import open_synthetic, write_checkpoint
+from spark_engine.models.synthetic import Synthetic, write_checkpoint
 from spark_engine.models.weights.operands import projection
 from spark_engine.plugins.formats import int4
 from spark_engine.runtime.engine.engine import Engine
@@ -25,10 +26,14 @@ from tests.checkpoint_files import INT4, write_configs
 from tests.models import nvidia_configs
 from tests.repository import ROOT
 
-CONFIGS = {  # published files, and the folder that describes them in fewer words
+sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
+
+from benchmarks.published import folder_of  # noqa: E402
+
+CONFIGS = {  # published files, and what describes them in fewer words
     "qwen36-27b": nvidia_configs.pair("27B"),
     "qwen36-35b-a3b": nvidia_configs.pair("35B-A3B"),
-    "qwen38-27b": nvidia_configs.w4a4(),
+    "27b:nvfp4-a4": nvidia_configs.w4a4(),
 }
 FORMATS = (
     *("modelopt_mixed", "bf16", "fp8_block", "ct_nvfp4_a4", "ct_fp8_channel", "gptq", "ct_int4"),
@@ -48,10 +53,17 @@ def folder(path: Path, format: str, moe: bool, seed: object = 1, head: bool = Fa
     return path
 
 
+def drawn_of(path: Path) -> Synthetic:
+    """The drawn tensors of a folder."""
+    found = open_model(path).checkpoint
+    assert isinstance(found, Synthetic)
+    return found
+
+
 @pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
 @pytest.mark.parametrize("format", FORMATS)
 def test_written_shards_are_the_drawn_tensors(tmp_path: Path, format: str, moe: bool) -> None:
-    drawn = open_synthetic(folder(tmp_path / "drawn", format, moe))
+    drawn = drawn_of(folder(tmp_path / "drawn", format, moe))
     write_checkpoint(drawn, tmp_path / "written", shard_bytes=200_000)
     written = open_checkpoint(tmp_path / "written")
     _check_shards(tmp_path / "written", 200_000)
@@ -74,7 +86,7 @@ def _check_shards(path: Path, most: int) -> None:
 
 
 def test_globals_of_compressed_tensors_divide(tmp_path: Path) -> None:
-    reader = open_synthetic(folder(tmp_path / "m", "ct_nvfp4_a4", False))
+    reader = drawn_of(folder(tmp_path / "m", "ct_nvfp4_a4", False))
     p = "model.language_model.layers.0.mlp.gate_proj"
     codes = reader.read(f"{p}.weight_packed")
     table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
@@ -86,8 +98,8 @@ def test_globals_of_compressed_tensors_divide(tmp_path: Path) -> None:
 
 
 def test_a_tensor_depends_on_seed_and_name_alone(tmp_path: Path) -> None:
-    one = open_synthetic(folder(tmp_path / "one", "modelopt_mixed", False))
-    other = open_synthetic(folder(tmp_path / "two", "modelopt_mixed", False, seed=2))
+    one = drawn_of(folder(tmp_path / "one", "modelopt_mixed", False))
+    other = drawn_of(folder(tmp_path / "two", "modelopt_mixed", False, seed=2))
     names = [n for n in one.tensors if n.endswith("gate_proj.weight")]
     found = {one.read(n).tobytes() for n in names} | {other.read(n).tobytes() for n in names}
     assert len(found) == 2 * len(names)
@@ -96,7 +108,7 @@ def test_a_tensor_depends_on_seed_and_name_alone(tmp_path: Path) -> None:
 
 
 def test_projections_have_gain_one(tmp_path: Path) -> None:
-    reader = open_synthetic(folder(tmp_path / "m", "modelopt_mixed", False))
+    reader = drawn_of(folder(tmp_path / "m", "modelopt_mixed", False))
     p = "model.language_model.layers.0."
     q = reader.read(f"{p}linear_attn.in_proj_qkv.weight").astype(np.float32)
     q *= reader.read(f"{p}linear_attn.in_proj_qkv.weight_scale")
@@ -111,7 +123,7 @@ def test_projections_have_gain_one(tmp_path: Path) -> None:
 
 
 def test_what_is_drawn_follows_from_the_kind(tmp_path: Path) -> None:
-    reader = open_synthetic(folder(tmp_path / "m", "bf16", True))
+    reader = drawn_of(folder(tmp_path / "m", "bf16", True))
     p = "model.language_model."
     limits = {"norm": (-0.1, 0.1), "layers.0.linear_attn.norm": (0.9, 1.1)}
     limits |= {"layers.3.self_attn.q_norm": (-0.1, 0.1)}
@@ -149,12 +161,11 @@ def test_an_engine_of_drawn_weights_runs_long(tmp_path: Path, moe: bool) -> None
 
 @pytest.mark.parametrize("model", CONFIGS)
 def test_the_benchmarks_configs_are_the_published_ones(model: str) -> None:
-    path = ROOT / "benchmarks" / "configs" / model
-    drawn, published = open_model(path), describe(*CONFIGS[model])
+    drawn, published = open_model(folder_of(model)), describe(*CONFIGS[model])
     assert drawn.tensors == published.tensors
     assert drawn.config == replace(published.config, vision=None)
     assert dict(drawn.table.modules) == dict(published.table.modules)
-    assert drawn.table.kv_fp8 == published.table.kv_fp8 == (model != "qwen38-27b")
+    assert drawn.table.kv_fp8 == published.table.kv_fp8 == (model != "27b:nvfp4-a4")
     assert drawn.checkpoint is not None
     norm = drawn.checkpoint.read("model.language_model.norm.weight")
     assert norm.dtype == DType.BF16.numpy and np.abs(norm.astype(np.float32)).max() <= 0.101
@@ -165,7 +176,7 @@ def test_the_benchmarks_configs_are_the_published_ones(model: str) -> None:
 def test_a_draft_head_is_drawn_as_declared(tmp_path: Path, format: str, moe: bool) -> None:
     """Plain where modelopt excludes it; what is written opens as the same."""
     drawn = folder(tmp_path / "drawn", format, moe, head=True)
-    write_checkpoint(open_synthetic(drawn), tmp_path / "written", shard_bytes=200_000)
+    write_checkpoint(drawn_of(drawn), tmp_path / "written", shard_bytes=200_000)
     plain = format in ("bf16", "modelopt_mixed")
     wanted = "plain" if plain else "int4_g32" if format in INT4 else format.removeprefix("ct_")
     for model in (open_model(drawn), open_model(tmp_path / "written")):
@@ -179,7 +190,7 @@ def test_a_draft_head_is_drawn_as_declared(tmp_path: Path, format: str, moe: boo
     config = json.loads((drawn / "config.json").read_text())
     config["text_config"]["mtp_num_hidden_layers"] = 0
     (drawn / "config.json").write_text(json.dumps(config))
-    assert not any(n.startswith("mtp.") for n in open_synthetic(drawn).tensors)
+    assert not any(n.startswith("mtp.") for n in drawn_of(drawn).tensors)
 
 
 @pytest.mark.parametrize("seed", [None, "one"])
@@ -190,12 +201,12 @@ def test_a_seed_that_is_no_number(tmp_path: Path, seed: object) -> None:
 
 def test_an_unknown_tensor(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no tensor nothing"):
-        open_synthetic(folder(tmp_path / "m", "bf16", False)).read("nothing")
+        drawn_of(folder(tmp_path / "m", "bf16", False)).read("nothing")
 
 
-@pytest.mark.parametrize("name", ["qwen36-27b-int4", "qwen36-35b-a3b-int4"])
-def test_the_int4_configs_are_of_groups_of_128(name: str) -> None:
-    found = open_model(ROOT / "benchmarks" / "configs" / name).table.modules
+@pytest.mark.parametrize("size", ["27b", "35b-a3b"])
+def test_a_whole_int4_layout_has_no_plain_projection_but_the_small_ones(size: str) -> None:
+    found = open_model(folder_of(f"{size}:int4-all")).table.modules
     plain = {m.rpartition(".")[2] for m, scheme in found.items() if scheme is Scheme.PLAIN}
     assert plain == {"in_proj_a", "in_proj_b"}
     assert set(found.values()) == {Scheme.PLAIN, Scheme.INT4_G128}

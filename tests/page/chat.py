@@ -28,7 +28,7 @@ def test_an_answer_comes_piece_by_piece_with_its_thought_folded(page: Any) -> No
     assert page.inner_text(f"{LAST} summary").startswith("Thought for ")
     assert not page.is_visible(f"{LAST} .thought-text")
     page.click(f"{LAST} summary")
-    assert page.inner_text(f"{LAST} .thought-text").strip() == "I add é 🙂."
+    until(page, lambda: page.inner_text(f"{LAST} .thought-text").strip() == "I add é 🙂.")
     assert page.inner_text(f"{LAST} .content").startswith("The answer is 42, 猫!")
     page.keyboard.press("Escape")
     page.wait_for_selector(f"{LAST}[aria-busy=false]")
@@ -124,7 +124,7 @@ def test_conversations_are_kept_named_deleted_and_brought_back(page: Any) -> Non
     rows = "#conversations li"
     assert _texts(page, rows) == ["the pear", "the apple"]
     page.click(f"{rows} >> nth=1 >> a")
-    assert _texts(page, ".bubble") == ["the apple"]
+    until(page, lambda: _texts(page, ".bubble") == ["the apple"])
     page.reload()
     page.wait_for_selector(".bubble")
     assert _texts(page, ".bubble") == ["the apple"]

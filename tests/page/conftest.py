@@ -85,7 +85,7 @@ def new_page(browser: Any) -> Iterator[Callable[..., Any]]:
         if message.type == "error" and "Failed to load resource" not in message.text:
             complaints.append(message.text)
 
-    def make(path: str, **options: Any) -> Any:
+    def make(path: str, ready: bool = True, **options: Any) -> Any:
         context = browser.new_context(**{"viewport": {"width": 1200, "height": 780}, **options})
         contexts.append(context)
         context.set_default_timeout(WAIT_MS)
@@ -93,7 +93,8 @@ def new_page(browser: Any) -> Iterator[Callable[..., Any]]:
         page.on("console", heard)
         page.on("pageerror", lambda problem: complaints.append(str(problem)))
         page.goto(path)
-        page.wait_for_selector("#composer-text, .plots", state="attached")
+        if ready:
+            page.wait_for_selector("#composer-text, .plots", state="attached")
         return page
 
     make.complaints = complaints  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from tests.page.conftest import ask, delta, script, set_field, until
 LAST = ".message.assistant:last-child"
 # The elements of a text, written short: <p>a<em>b</em></p>, with the attributes that matter.
 RENDER = """async ([text, steps]) => {
-  const { Markdown } = await import("/page/markdown.js");
+  const { Markdown } = await import("/page/markdown/markdown.js");
   const box = document.createElement("div");
   const markdown = new Markdown(box);
   for (let i = 1; i <= steps; i++) markdown.set(text.slice(0, Math.round(text.length * i / steps)));
@@ -64,7 +64,7 @@ CASES = {
     " <img src=x onerror=alert(1)></p>",
     "a &lt;b&gt; &amp; &#x41; &bogus;": "<p>a <b> & A &bogus;</p>",
     "\\(x_1 + x_2\\) and $$y$$": "<p><code>x_1 + x_2</code> and <code>y</code></p>",
-    "$$\na_b = c_d\n$$": "<pre>a_b = c_d</pre>",
+    "$$\na_b = c_d\n$$": "<code>a_b = c_d</code>",
 }
 
 
@@ -231,7 +231,7 @@ def test_axes_have_round_ticks(
 def test_code_is_coloured_and_keeps_its_text(page: Any) -> None:
     text = 'def f(x):  # "no"\n    return "a\\"b" + 0x1F + x1'
     found = page.evaluate(
-        "async (t) => (await import('/page/highlight.js')).pieces(t, 'python')", text
+        "async (t) => (await import('/page/markdown/highlight.js')).pieces(t, 'python')", text
     )
     assert "".join(part for _, part in found) == text
     named = [(name, part) for name, part in found if name]
@@ -245,3 +245,47 @@ def test_json_that_is_cut_is_shown_as_it_came(page: Any) -> None:
     script(page, delta("length", content='{"a": ["```'))
     ask(page, "x")
     assert page.inner_text(f"{LAST} .code pre") == '{"a": ["```'
+
+
+FORMULA = """async (text) => {
+  const { Markdown } = await import("/page/markdown/markdown.js");
+  const box = document.createElement("div");
+  document.body.append(box);
+  new Markdown(box).set(text);
+  await import("/page/markdown/temml.min.js");
+  await new Promise((done) => setTimeout(done, 50));
+  const found = [...box.querySelectorAll("math, code.math")];
+  const label = (e) => e.getAttribute("aria-label") ?? e.textContent;
+  return found.map((e) => [e.tagName, label(e), e.getAttribute("display")]);
+}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "formulas"),
+    [
+        ("so $x^2$ and \\(a_i\\).", [["math", "x^2", None], ["math", "a_i", None]]),
+        ("$$\n\\frac{a}{b}\n$$", [["math", "\\frac{a}{b}", "block"]]),
+        ("\\[ \\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix} \\]", None),
+        ("from $5 to $10, US$3, $HOME/bin:$PATH, `$x$`", []),
+        (
+            "$\\frac{a$ and $\\undefined{b}$",
+            [["CODE", "\\frac{a", None], ["CODE", "\\undefined{b}", None]],
+        ),
+        ("$\\href{javascript:alert(1)}{x}$", [["CODE", "\\href{javascript:alert(1)}{x}", None]]),
+        (
+            "$\\def\\a{\\a\\a}\\a$",
+            [["CODE", "\\def\\a{\\a\\a}\\a", None]],
+        ),
+    ],
+    ids=["inline", "block", "matrix", "no formula", "not understood", "link", "endless"],
+)
+def test_latex_becomes_mathml_or_stays_its_source(
+    page: Any, text: str, formulas: list[list[str | None]] | None
+) -> None:
+    found = page.evaluate(FORMULA, text)
+    if formulas is None:
+        ((tag, label, display),) = found
+        assert (tag, display) == ("math", "block") and "pmatrix" in label
+        assert page.locator("math mtr").count() == 2
+    else:
+        assert found == formulas

@@ -76,7 +76,14 @@ class Planned:
 def planned(op: Op, case: Case, target: Target) -> Iterator[Planned]:
     """Every tactic that takes the case on `target`."""
     arrays = case.inputs(np.random.default_rng(0))
-    specs = packed_specs(op, case.attrs, specs_of(op, case.attrs, arrays))
+    yield from planned_for(op, case, specs_of(op, case.attrs, arrays), target)
+
+
+def planned_for(
+    op: Op, case: Case, specs: Sequence[TensorSpec], target: Target
+) -> Iterator[Planned]:
+    """`planned` of a case by the specs of its operands, which are not drawn."""
+    specs = packed_specs(op, case.attrs, specs)
     for tactic in op.cuda.tactics:
         if tactic.refuse(case.attrs, specs, target) is None:
             yield Planned(op, case, tactic, tactic.plan(case.attrs, specs, target))

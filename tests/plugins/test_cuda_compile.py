@@ -188,7 +188,8 @@ def disassembled(job: nvrtc.Job, target: Target, compiled: Path, folder: Path) -
         pytest.skip("needs nvdisasm: pip install nvidia-cuda-nvdisasm")
     path = folder / "kernel.cubin"
     path.write_bytes(nvrtc.compile(job, target, compiled).code)
-    return subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True).stdout
+    command = [tool, "-c", "-ndf", path]  # without an analysis of branches
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def jobs_with(header: str, target: Target) -> set[nvrtc.Job]:
@@ -216,6 +217,8 @@ def test_a_kernel_that_copies_for_wgmma_fences(compiled: Path, tmp_path: Path) -
     """
     seen = 0
     for job in jobs_with("common/wgmma_sm90.cuh", H200):
+        if ("WGMMA", "0") in job.defines:
+            continue  # compiled without them
         for kernel in disassembled(job, H200, compiled, tmp_path).split(".section\t.text.")[1:]:
             if "GMMA" in kernel and "LDGSTS.E" in kernel:
                 label = job, kernel.split(",")[0]

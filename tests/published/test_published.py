@@ -29,7 +29,7 @@ pytest.importorskip("transformers")
 from tests.published.truth import F64, Truth, log_probabilities  # noqa: E402
 
 OPTIONS = Options(
-    target="cpu", decode=(1,), prefill=(64,), max_context=64, max_seqs=2, debug=True, drafts=0
+    target="cpu", decode=(2,), prefill=(64,), max_context=64, max_seqs=2, debug=True, drafts=0
 )
 DRAFTING = replace(OPTIONS, decode=(ROWS,), prefill=(128,), max_seqs=ROWS, drafts=1)
 TOKENS, DECODED, PROMPTS = 16, 2, 6
@@ -63,7 +63,7 @@ def follow(checkpoint: Path, written: Written) -> str:
         solo = Solo(engine)
         solo.prefill(ids[:-DECODED], rows=1)
         for token in ids[-DECODED:]:
-            solo.decode(token)
+            solo.decode(token, rows=2)
         return log_probabilities(np.stack(solo.logits))
 
     agree(written, run, Truth.of)

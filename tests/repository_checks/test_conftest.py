@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests import conftest
 from tests.repository import ROOT
 
 FILE = "tests/repository_checks/test_conftest.py"
@@ -28,3 +29,7 @@ def test_a_run_that_starts_with_sigint_ignored_hears_it(workers: tuple[str, ...]
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_the_files_that_begin_first_exist() -> None:
+    assert all((ROOT / "tests" / name).is_file() for name in conftest.LONG)

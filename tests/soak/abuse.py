@@ -54,14 +54,19 @@ def fronted(stack: ExitStack, folder: Path) -> Server:
     return stack.enter_context(server(folder / "front", how))
 
 
-def encrypted(stack: ExitStack, folder: Path) -> Server:
+def few_encrypted(stack: ExitStack, folder: Path) -> Server:
+    """One that speaks HTTPS and may open 64 files."""
+    return encrypted(stack, folder, "ulimit -n 64")
+
+
+def encrypted(stack: ExitStack, folder: Path, shell: str = "") -> Server:
     """One that speaks HTTPS, with a certificate that openssl makes."""
     folder.mkdir()
     files = ["-keyout", str(folder / "key"), "-out", str(folder / "cert")]
     kind = ["-newkey", "rsa:2048", "-nodes", "-x509", "-days", "2", "-subj", "/CN=localhost"]
     subprocess.run(["openssl", "req", *kind, *files], check=True, capture_output=True)
     options = ("--tls-cert", str(folder / "cert"), "--tls-key", str(folder / "key"))
-    return stack.enter_context(server(folder, How((*READ, *options), tls=True)))
+    return stack.enter_context(server(folder, How((*READ, *options), tls=True, shell=shell)))
 
 
 def broken(stack: ExitStack, folder: Path) -> Server:
@@ -87,6 +92,7 @@ GROUPS: tuple[tuple[Opened, tuple[Attack, ...]], ...] = (
     (locked, stored.ATTACKS),
     (fronted, front.ATTACKS),
     (encrypted, connections.TLS),
+    (few_encrypted, connections.FEW_TLS),
     (broken, faults.ATTACKS),
     *((copied, (attack,)) for attack in faults.LAST),
 )

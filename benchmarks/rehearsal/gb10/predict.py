@@ -38,10 +38,7 @@ KNOWN = RESULTS / "decode" / "decode_h200.json"
 # As `benchmarks.rehearsal --part layers` writes it.
 LAUNCHES = REHEARSED / "launches.json.xz"
 ACCEPTANCES = ((0.55, 0.5, 0.45), (0.8, 0.75, 0.7), (0.92, 0.88, 0.84))  # as `time_step` has them
-PLANNED = (
-    *MODELS,
-    "qwen38-27b",
-)  # the last has W4A4 layers, which an H200 never ran as a GB10 does
+PLANNED = (*MODELS, "27b:nvfp4-a4")  # the last: W4A4 layers, which an H200 cannot run as a GB10
 NARROW = "bf16"  # states of which decode alone is predicted: the default is f32
 SLOWEST = 3
 LIMIT = 0.10  # of a step that a prediction may err by
@@ -76,9 +73,8 @@ def plan_of_run(run: Mapping[str, Any]) -> calibration.Plan:
     given["prefill"] = tuple(PREFILL_TILE * r for r in sizes.get(PREFILL, [1]))
     given["verify"] = tuple(rounds)
     context = max((b["context"] for b in run["buckets"]), default=1024)
-    known = CONFIGS / run["model"]
-    config = known if known.is_dir() else Path(run["config"])
-    return plan_of(config, options(target, **given), context)
+    model = run["model"] if (CONFIGS / run["model"]).is_dir() else run["config"]
+    return plan_of(model, options(target, **given), context)
 
 
 def _fitted_engines(rows: Iterable[Mapping[str, Any]]) -> Iterable[Measured]:
@@ -88,7 +84,7 @@ def _fitted_engines(rows: Iterable[Mapping[str, Any]]) -> Iterable[Measured]:
         tokens = {r["prefill_split"]["tokens"] for r in mine if "prefill_split" in r}
         sizes = {"decode": tuple(r["npl"] for r in mine), "prefill": (1024, *sorted(tokens))}
         given = options(H200_TARGET.name, **sizes, verify=None, drafts=0, max_context=1536)
-        yield from calibration.of_parts(mine, plan_of(CONFIGS / model, given))
+        yield from calibration.of_parts(mine, plan_of(model, given))
 
 
 def nearest(path: Path) -> tuple[Machine, list[Measured]]:
@@ -205,14 +201,14 @@ def everything(laws: Laws) -> list[Row]:
     """The rows of the models: each bucket and rounds of drafts, and decode with narrow states."""
     found = []
     for model in PLANNED:
-        plan = plan_of(CONFIGS / model, options(GB10_TARGET.name))
+        plan = plan_of(model, options(GB10_TARGET.name))
         known = {"model": model, "state": "f32"}
         found += [known | predicted(bucket, laws) for bucket in plan.values()]
         found += [known | {"family": "rounds"} | row for row in rounds(plan, laws)]
         narrow = options(GB10_TARGET.name, state_dtype=NARROW, drafts=0, verify=None, prefill=(64,))
         found += [
             known | {"state": NARROW} | predicted(bucket, laws)
-            for bucket in plan_of(CONFIGS / model, narrow).values()
+            for bucket in plan_of(model, narrow).values()
             if not bucket.prefills
         ]
     return found

@@ -4,7 +4,7 @@ Knows the formats; knows no HTTP and no engine.
 """
 
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 import msgspec
@@ -51,10 +51,16 @@ class Reply(Protocol):
         ...
 
 
-def chat_logprob(event: Event, tokenizer: Tokenizer | None, most: int | None = None) -> Json:
+def raw(value: Any) -> msgspec.Raw:
+    """A part of an answer as JSON: it takes less memory, and a long answer is soon put together."""
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+def chat_logprob(event: Event, tokenizer: Tokenizer | None, most: int | None = None) -> msgspec.Raw:
     """One entry of `logprobs.content`, with at most `most` of the best."""
     entry = _entry(event.token, event.logprob, tokenizer)
-    return {**entry, "top_logprobs": [_entry(i, value, tokenizer) for i, value in event.top[:most]]}
+    best = [_entry(i, value, tokenizer) for i, value in event.top[:most]]
+    return raw({**entry, "top_logprobs": best})
 
 
 def _entry(token: int | None, logprob: float | None, tokenizer: Tokenizer | None) -> Json:
@@ -69,21 +75,18 @@ def token_text(token: int | None, tokenizer: Tokenizer | None) -> str:
     return tokenizer.token_bytes(token).decode("utf-8", "replace")
 
 
-def prompt_logprobs(events: Sequence[Event], most: int, tokenizer: Tokenizer | None) -> list[Any]:
-    """vLLM's form of the log-probabilities of a prompt: of each token but the first its own and the
-    `most` best, by id."""
-    rows: list[Any] = [None]
-    for event in events:
-        best = list(event.top[:most])
-        if event.token is not None and event.token not in (i for i, _ in best):
-            best.append((event.token, event.logprob or 0.0))
-        row = {}
-        for place, (token, value) in enumerate(best, 1):
-            rank = place if place <= most else None
-            words = token_text(token, tokenizer)
-            row[str(token)] = {"logprob": value, "rank": rank, "decoded_token": words}
-        rows.append(row)
-    return rows
+def prompt_logprob(event: Event, tokenizer: Tokenizer | None, most: int) -> msgspec.Raw:
+    """vLLM's form of the log-probabilities of one token of a prompt: its own and the `most` best,
+    by id."""
+    best = list(event.top[:most])
+    if event.token is not None and event.token not in (i for i, _ in best):
+        best.append((event.token, event.logprob or 0.0))
+    row = {}
+    for place, (token, value) in enumerate(best, 1):
+        rank = place if place <= most else None
+        words = token_text(token, tokenizer)
+        row[str(token)] = {"logprob": value, "rank": rank, "decoded_token": words}
+    return raw(row)
 
 
 def usage(prompt: int, completion: int, cached: int, drafts: tuple[int, int] | None = None) -> Json:

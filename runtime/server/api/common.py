@@ -41,6 +41,7 @@ RANGES: Mapping[str, tuple[float | None, float | None]] = {
     "priority": (-(2**31), 2**31 - 1),
     "drafts": (0, MOST_DRAFTS),
     "prompt_logprobs": (0, MAX_LOGPROBS),
+    "top_logprobs": (0, MAX_LOGPROBS),
 }
 MOST_STOP_IDS = 512
 MOST_SALT = 256  # characters
@@ -189,12 +190,9 @@ def sampling(
 
 
 def scored(body: Body, params: SamplingParams, forced: int) -> SamplingParams:
-    """The same for a prompt to be scored: `forced` of its tokens are generated before the answer's,
-    each with its log-probabilities. Raises BadField where there would be none."""
+    """The same for a prompt to be scored: `forced` tokens are generated before the answer's, each
+    with its log-probabilities."""
     most = 0 if body.max_tokens == 0 else params.max_tokens or 0
-    if not forced + most:
-        words = "max_tokens is 0, and a prompt of one token has nothing to score"
-        raise BadField(words, "max_tokens")
     wanted = max(params.logprobs or 0, body.prompt_logprobs or 0)
     return replace(params, max_tokens=forced + most, logprobs=wanted)
 

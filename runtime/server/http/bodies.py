@@ -129,7 +129,10 @@ class _Packed:
         self._machine = self._make()
 
     def parts(self, sent: bytes) -> Iterator[bytes]:
-        """The body's next bytes, in parts of a few MiB at most. Raises BadField."""
+        """The body's next bytes, in parts of a few MiB at most; nothing is `sent` at its end.
+        Raises BadField."""
+        if not sent and not self._machine.eof:
+            raise BadField(f"the body is not valid {self._name}: its end is missing")
         for at in range(0, len(sent), self._slice):
             yield from self._unpacked(sent[at : at + self._slice])
 

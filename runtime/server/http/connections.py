@@ -11,11 +11,13 @@ import fcntl
 import logging
 import os
 import resource
+import socket
 import sys
 import termios
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -43,8 +45,8 @@ class Connections:
 
     At the limit a new connection replaces the one that has been silent for longest and must send
     a request: first among those without an answer so far. A connection that is being answered is
-    never closed. `refused` is called with the status of those that are refused before
-    their request was complete.
+    never closed. As many more may be in their TLS handshake; then a new one replaces the oldest.
+    `refused` is called with the status of those that are refused before their request was complete.
     """
 
     def __init__(
@@ -61,6 +63,15 @@ class Connections:
         self.inside: set[Connection] = set()
         self.waiting: dict[Connection, None] = {}  # the longest silent first
         self._unparsed: deque[Connection] = deque()  # those with bytes that wait to be parsed
+        self.shaking: dict[int, socket.socket] = {}  # by descriptor, the oldest first
+
+    def shake(self, accepted: socket.socket) -> None:
+        """A connection was accepted, and its TLS handshake begins."""
+        self.shaking.pop(accepted.fileno(), None)  # of a connection that has ended
+        if len(self.shaking) >= self.most:
+            with suppress(OSError):  # it may have ended
+                self.shaking.pop(next(iter(self.shaking))).shutdown(socket.SHUT_RDWR)
+        self.shaking[accepted.fileno()] = accepted
 
     def parse_later(self, connection: Connection) -> None:
         """Parses the bytes of this connection, a piece at a time in turn with all others."""
@@ -135,6 +146,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._connections.shaking.pop(transport.get_extra_info("socket").fileno(), None)
         self.flow = _Flow(transport, self._resume_reading)
         if self._connections.enter(self):
             self._set_timer()
@@ -293,6 +305,6 @@ def raise_descriptor_limit() -> int:
     return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
-def room_for_connections(limit: int) -> int:
-    """The connections that `limit` descriptors of the process allow; at least one."""
-    return max(1, limit - len(os.listdir("/proc/self/fd")) - SPARE)
+def room_for_connections(limit: int, kinds: int = 1) -> int:
+    """The connections of each of `kinds` that `limit` descriptors allow; at least one."""
+    return max(1, (limit - len(os.listdir("/proc/self/fd")) - SPARE) // kinds)

@@ -102,7 +102,7 @@ def page_routes() -> tuple[Route, ...]:
     return (
         Route("GET", "/", run, "a page to chat and to see what the server does", open=True),
         Route("GET", LIVE, _tells(_live), "what the page's plots are drawn from", open=True),
-        Route("GET", "/page/{name}", run, "the page's files", open=True),
+        Route("GET", "/page/{name:path}", run, "the page's files", open=True),
     )
 
 

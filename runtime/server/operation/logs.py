@@ -21,7 +21,7 @@ PLAIN = frozenset(
 )  # characters of a value without quotes, next to letters and digits
 # Routes that probes, Prometheus and the page poll.
 QUIET = frozenset(
-    ("/health", "/ping", "/ready", "/load", "/metrics", "/page/live", "/page/{name}", "/")
+    ("/health", "/ping", "/ready", "/load", "/metrics", "/page/live", "/page/{name:path}", "/")
 )
 FIELDS = "fields"  # of a record: the named values of its line
 

@@ -5,9 +5,10 @@ Knows the files next to it and HTTP's headers. Knows nothing of what the page sh
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import PurePosixPath
 
 from fastapi import Response
@@ -26,7 +27,7 @@ POLICY = "; ".join(
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
-        "img-src 'self'",
+        "img-src 'self' blob:",  # images that the user attached
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
@@ -62,12 +63,16 @@ class PageFile:
 
 
 def read_bundle() -> Mapping[str, PageFile]:
-    """The files next to this module, by name."""
-    found = {}
-    for entry in files(__package__).joinpath("files").iterdir():
+    """The files next to this module, by path."""
+    return dict(_read(files(__package__).joinpath("files"), ""))
+
+
+def _read(folder: Traversable, path: str) -> Iterator[tuple[str, PageFile]]:
+    for entry in folder.iterdir():
         kind = KINDS.get(PurePosixPath(entry.name).suffix)
-        if kind is not None:
+        if entry.is_dir():
+            yield from _read(entry, f"{path}{entry.name}/")
+        elif kind is not None:
             data = entry.read_bytes()
             tag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
-            found[entry.name] = PageFile(data, kind, tag)
-    return found
+            yield path + entry.name, PageFile(data, kind, tag)

@@ -8,6 +8,7 @@ which is private to a network namespace as ports are, and is released with the p
 
 import socket
 import sys
+from collections.abc import Callable
 
 from spark_engine.errors import OptionError
 
@@ -15,9 +16,17 @@ CLAIM = "\0spark-engine listens on {} of {}"
 
 
 class Listener(socket.socket):
-    """A bound socket; its port is claimed until it is closed."""
+    """A bound socket; its port is claimed until it is closed. Each new connection goes through
+    `accepted`."""
 
     claim: socket.socket | None = None
+    accepted: Callable[[socket.socket], object] | None = None
+
+    def accept(self) -> tuple[socket.socket, object]:
+        connection, address = super().accept()
+        if self.accepted is not None:
+            self.accepted(connection)
+        return connection, address
 
     def close(self) -> None:
         if self.claim is not None:

@@ -102,6 +102,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             config = config_of(app, connections, options, backlog=1)
             if tls is not None:
                 tls.serve_with(config, options.read_timeout_s)
+                listener.accepted = connections.shake
             server = _Server(config, endpoints, service.client, options, name)
             lifecycle.show_keys(keys, service.metrics)
             return await server.run_until_done(listener)
@@ -111,7 +112,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
 
 
 def _most_connections(options: ServerOptions, descriptors: int) -> int:
-    room = room_for_connections(descriptors)
+    room = room_for_connections(descriptors, 1 if options.tls_cert is None else 2)
     if room < options.max_connections:
         words = "at most %d connections: this process may open %d files (ulimit -n)"
         log.warning(words, room, descriptors)

@@ -248,7 +248,8 @@ class Preparer:
             bounds = replace(bounds, bound=replace(bounds.bound, grammar=PLACE))
         marks, forced = self._turns.marks(prompt), 0
         if body.scores_prompt():
-            forced, marks = len(prompt) - 1, ()
+            # of a prompt of one token nothing is scored, and the engine must generate something
+            forced, marks = len(prompt) - 1 or int(body.max_tokens == 0), ()
             params = scored(body, params, forced)
         row = PreparedPrompt(
             forced, marks, params.max_tokens or 0, params.logprobs, params.seed or 0, bounds

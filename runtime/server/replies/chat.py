@@ -1,14 +1,10 @@
 """Answers of /v1/chat/completions: OpenAI's form of messages, thoughts and calls."""
 
+from typing import Any
+
 from spark_engine.runtime.engine.request import FinishReason
-from spark_engine.runtime.server.api.answers import (
-    FINISH,
-    Json,
-    Reply,
-    chat_logprob,
-    new_id,
-    prompt_logprobs,
-)
+from spark_engine.runtime.server.api import answers
+from spark_engine.runtime.server.api.answers import Json, chat_logprob
 from spark_engine.runtime.server.prompts.contract import Blobs, JobKind
 from spark_engine.runtime.server.replies.choices import ChoicesReply
 from spark_engine.runtime.server.replies.custom_input import CustomInput
@@ -21,7 +17,7 @@ from spark_engine.runtime.text.tokenizer import Tokenizer
 REASONING_KEYS = ("reasoning_content", "reasoning")  # clients read one or the other
 
 
-async def start(service: Service, data: Blobs) -> Reply:
+async def start(service: Service, data: Blobs) -> answers.Reply:
     """Starts to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
     deadline = service.deadline()
     found = await service.prepare(JobKind.CHAT, data, deadline)
@@ -29,14 +25,15 @@ async def start(service: Service, data: Blobs) -> Reply:
     tokenizer = service.tokenizer if asked.words else None
     how = asked.shown, asked.legacy, asked.custom
     forms = [ChatFormat(parser, tokenizer, asked.logprobs, *how) for parser in found.parsers]
+    more: Json = {}
+    if (most := asked.prompt_logprobs) is not None:
+        rows: list[Any] = [None]
+        more["prompt_logprobs"] = rows
+        first, score = found.choices[0], answers.prompt_logprob
+        if first.prompt_tokens > 1:  # else the only token is generated for nothing
+            first.stream.on_scored = lambda event: rows.append(score(event, tokenizer, most))
     running = service.submit(found, deadline)
-
-    def more() -> Json:
-        if (most := asked.prompt_logprobs) is None:
-            return {}
-        return {"prompt_logprobs": prompt_logprobs(found.choices[0].stream.scored, most, tokenizer)}
-
-    ident, name = new_id("chatcmpl"), service.names[0]
+    ident, name = answers.new_id("chatcmpl"), service.names[0]
     return ChoicesReply(running, forms, "chat.completion", ident, name, more)
 
 
@@ -61,7 +58,7 @@ class ChatFormat:
         self._shown = shown
         self._tokenizer = tokenizer
         self._most = most
-        self._logprobs: list[Json] | None = None if most is None else []
+        self._logprobs: list[Any] | None = None if most is None else []
         self._texts: dict[Kind, str] = {}
         self._calls: list[Json] = []
         self._legacy = legacy
@@ -108,7 +105,7 @@ class ChatFormat:
         this reason."""
         if reason is FinishReason.STOP and self._parser.calls and not self._parser.is_cut:
             return "function_call" if self._legacy else "tool_calls"
-        return FINISH[reason]
+        return answers.FINISH[reason]
 
     def _delta(self, deltas: list[Delta]) -> Json:
         body: Json = {}
@@ -127,7 +124,7 @@ class ChatFormat:
             self._end_input(body)
             self._input = CustomInput() if delta.name in self._custom else None
             kind, key = ("function", "arguments") if self._input is None else ("custom", "input")
-            call = {"id": new_id("call"), "type": kind, kind: {"name": delta.name, key: ""}}
+            call = {"id": answers.new_id("call"), "type": kind, kind: {"name": delta.name, key: ""}}
             self._calls.append({"index": len(self._calls), **call})
             row = {**self._calls[-1], kind: dict(self._calls[-1][kind])}
             body.setdefault("tool_calls", []).append(row)

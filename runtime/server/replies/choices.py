@@ -4,7 +4,7 @@ Knows OpenAI's envelope (id, choices, usage, finish reasons). A `ChoiceFormat` m
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -49,13 +49,13 @@ class ChoicesReply:
         kind: str,
         ident: str,
         model: str,
-        more: Callable[[], Json] = dict,
+        more: Json | None = None,
     ) -> None:
         self.running = running
         self.stream = bool(running.body.stream)
         self._forms = forms
         self._kind = kind
-        self._more = more
+        self._more = more or {}
         self._header: Json = {"id": ident, "created": int(time.time()), "model": model}
         self._wanted = bool(running.body.return_token_ids)
         options = running.body.stream_options
@@ -82,7 +82,7 @@ class ChoicesReply:
                 choice |= {"token_ids": tokens[i], "prompt_token_ids": self._prompt(i)}
             choices.append(choice)
         whole = {**self._header, "object": self._kind, "choices": choices}
-        return {**whole, "usage": self.running.usage, **self._more()}
+        return {**whole, "usage": self.running.usage, **self._more}
 
     async def events(self) -> AsyncIterator[bytes]:
         async for index, piece in self.running.generation.pieces():

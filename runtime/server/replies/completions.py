@@ -1,6 +1,7 @@
 """Answers of /v1/completions in OpenAI's form."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from spark_engine.runtime.engine.request import Event, FinishReason
 from spark_engine.runtime.server.api import answers
@@ -42,23 +43,24 @@ class CompletionFormat:
         stream: TextStream,
     ) -> None:
         self._body = body
-        self._prompt = prompt
         self._echo = echo
         self._text = ""
         self._tokenizer = tokenizer
-        self._stream = stream
         self._offset = 0  # of the next token's text, in characters
         self._rows: answers.Json = {key: [] for key in ROWS}
+        self._scored: list[Any] = [None]  # the prompt's tokens; the first has no probability
+        self._echoed = bool(echo) and body.logprobs is not None
+        if self._echoed:
+            self._chances([Event(0, prompt[0])])
+        if len(prompt) > 1:  # else the only token is generated for nothing
+            stream.on_scored = self._score
 
     def first(self) -> answers.Json | None:
         """The echo, if it was requested, with its log-probabilities."""
+        self._text = self._echo
         if not self._echo:
             return None
-        self._text = self._echo
-        if self._body.logprobs is None:
-            return {"text": self._echo}
-        start = Event(0, self._prompt[0])  # the first token has no probability
-        return {"text": self._echo, "logprobs": self._chances([start, *self._stream.scored])}
+        return {"text": self._echo} | ({"logprobs": self._rows} if self._echoed else {})
 
     def push(self, piece: Piece) -> answers.Json:
         self._text += piece.text
@@ -71,14 +73,18 @@ class CompletionFormat:
         logprobs = None if self._body.logprobs is None else self._rows
         body: answers.Json = {"text": self._text, "logprobs": logprobs}
         if self._body.prompt_logprobs is not None:
-            most = self._body.prompt_logprobs
-            body["prompt_logprobs"] = answers.prompt_logprobs(
-                self._stream.scored, most, self._tokenizer
-            )
+            body["prompt_logprobs"] = self._scored
         return body
 
     def finish(self, reason: FinishReason) -> str:
         return answers.FINISH[reason]
+
+    def _score(self, event: Event) -> None:
+        """Takes one token of the prompt when it comes: all at once would take too long."""
+        if self._echoed:
+            self._chances([event])
+        if (most := self._body.prompt_logprobs) is not None:
+            self._scored.append(answers.prompt_logprob(event, self._tokenizer, most))
 
     def _chances(self, events: Iterable[Event]) -> answers.Json:
         """The rows of these tokens, which are added to all."""
@@ -89,7 +95,7 @@ class CompletionFormat:
             rows["token_logprobs"].append(event.logprob)
             best = event.top[: self._body.logprobs]
             top = {answers.token_text(i, self._tokenizer): value for i, value in best}
-            rows["top_logprobs"].append(None if event.logprob is None else top)
+            rows["top_logprobs"].append(None if event.logprob is None else answers.raw(top))
             rows["text_offset"].append(self._offset)
             self._offset += len(text)
         for key in ROWS:

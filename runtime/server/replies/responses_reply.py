@@ -50,8 +50,8 @@ class ResponsesReply:
         self._logprobs = logprobs
         self._names = names
         self._inputs: dict[int, CustomInput] = {}  # of custom tools, by block
-        self._chances: dict[int, list[Json]] = {}  # log-probabilities by block
-        self._news: list[Json] = []  # those of this round
+        self._chances: dict[int, list[Any]] = {}  # log-probabilities by block
+        self._news: list[Any] = []  # those of this round
         self._places: dict[int, int] = {}  # of blocks that are shown, in the output
         self._number = 0  # of the next event
         self._entry: StoredResponse | None = None

@@ -50,7 +50,7 @@ def test_an_engine_of_a_longer_context(tmp_path: Path) -> None:
     more = YARN | {"original_max_position_embeddings": 4096}
     write_checkpoint(tmp_path / "plain")
     write_checkpoint(tmp_path / "yarn", {"rope_parameters": rope | more})
-    assert read_description(tmp_path / "plain").max_position == 4096
+    assert read_description(tmp_path / "plain").config.max_position == 4096
     ours, declared = open_model(tmp_path / "plain", YARN), open_model(tmp_path / "yarn")
     assert ours.config == declared.config and ours.config.max_position == 16384
     back = open_model(tmp_path / "yarn", {"rope_type": "default"})

@@ -12,7 +12,7 @@ from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.expected_tensors import Expected, expected_tensors, usual
 from spark_engine.models.checkpoint.files import open_checkpoint
 from spark_engine.models.checkpoint.layout import Layout
-from spark_engine.models.checkpoint.quant_table import quant_table
+from spark_engine.models.checkpoint.quant_table import declarations, quant_table
 from spark_engine.models.families.registry import family_of, read_config
 from spark_engine.models.open_model import describe, open_model
 from spark_engine.tensors import DType
@@ -255,7 +255,7 @@ def test_published_unquantised_and_compressed_counts() -> None:
     del config_json["quantization_config"]
     config = read_config(config_json)
     rows = family_of(config).tensors(config)
-    plain = quant_table(rows, config_json, {})
+    plain = quant_table(rows, declarations(config_json, {}))
     layout = Layout("model.language_model.", False)
     assert len(usual(expected_tensors(rows, config.dtype, plain, layout), "text")) == 851
     fp4 = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint.files import MOST_JSON, open_checkpoint
+from spark_engine.models.checkpoint.files import MOST_JSON, open_checkpoint, read_configs
 from spark_engine.models.checkpoint.weight_files import INDEX, SINGLE
+from spark_engine.models.open_model import open_model
 from tests.checkpoint_files import write_safetensors, write_shards
 from tests.checkpoints import Written, write_checkpoint
 
@@ -167,13 +168,13 @@ def test_shards_and_index_that_disagree_are_refused(tmp_path: Path, fault: str) 
 
 def test_folders_without_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no folder .* config.json"):
-        open_checkpoint(tmp_path / "none")
+        read_configs(tmp_path / "none")
     with pytest.raises(CheckpointError, match="config.json: missing"):
-        open_checkpoint(tmp_path)
+        read_configs(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match="not an object"):
-        open_checkpoint(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
+        read_configs(tmp_path)
+    (tmp_path / "config.json").unlink()
     with pytest.raises(CheckpointError, match="there are no weights"):
         open_checkpoint(tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
@@ -264,7 +265,7 @@ def test_a_json_file_without_end_is_not_read(tmp_path: Path) -> None:
     with (path / "hf_quant_config.json").open("wb") as file:
         file.truncate(64 << 30)  # a hole
     with pytest.raises(CheckpointError, match=f"has {64 << 30} bytes, more than {MOST_JSON}"):
-        open_checkpoint(path)
+        read_configs(path)
 
 
 def test_digest_sees_bytes_configs_and_names(tmp_path: Path) -> None:
@@ -321,3 +322,12 @@ def test_a_gigabyte_is_opened_lowered_and_digested_in_little_memory(tmp_path: Pa
     assert embedding.nbytes == 1 << 30
     assert np.shares_memory(embedding, model.checkpoint.maps[SINGLE])
     assert peak < 50 << 20
+
+
+def test_json_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_checkpoint(tmp_path, format="modelopt_mixed")
+    (tmp_path / "generation_config.json").write_text("{}")
+    names, read = [], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: names.append(path.name) or read(path))
+    open_model(tmp_path)
+    assert sorted(names) == sorted(p.name for p in tmp_path.glob("*.json"))

@@ -13,7 +13,7 @@ import pytest
 from spark_engine.errors import LONGEST, CheckpointError
 from spark_engine.hints import INSTEAD
 from spark_engine.models.checkpoint.files import open_checkpoint
-from spark_engine.models.checkpoint.quant_table import quant_table
+from spark_engine.models.checkpoint.quant_table import declarations, quant_table
 from spark_engine.models.checkpoint.weight_files import INDEX
 from spark_engine.models.open_model import describe, open_model, read_description
 from tests.checkpoint_files import FORMATS, quantisation_configs, write_shards
@@ -140,9 +140,9 @@ def test_weight_only_files_declared_nvfp4() -> None:
         flat = {"quant_method": "modelopt", "quant_algo": "NVFP4", "config_groups": groups}
         hf = {"quantization": {"quant_algo": "NVFP4", "group_size": 16}}
         for hf_quant in ({}, hf, {"quantization": hf["quantization"] | {"config_groups": groups}}):
-            table = quant_table(rows, {"quantization_config": flat}, hf_quant)
+            table = quant_table(rows, declarations({"quantization_config": flat}, hf_quant))
             assert table["layers.0.mlp.up_proj"] == want
-    assert quant_table(rows, {}, hf)["layers.0.mlp.up_proj"] == "nvfp4_a4"
+    assert quant_table(rows, declarations({}, hf))["layers.0.mlp.up_proj"] == "nvfp4_a4"
 
 
 def test_a_draft_head_in_an_unknown_algorithm_is_read_off_its_tensors() -> None:
@@ -150,10 +150,11 @@ def test_a_draft_head_in_an_unknown_algorithm_is_read_off_its_tensors() -> None:
     layers: Json = {"model.layers.3.mlp.up_proj": {"quant_algo": "FP8"}}
     row = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
     layers["mtp.layers.0.mlp.experts"] = {"quant_algo": "NEVER_HEARD_OF"}
-    assert quant_table(rows, {"quantization_config": row}, {})["layers.3.mlp.up_proj"] == "fp8"
+    declared = declarations({"quantization_config": row}, {})
+    assert quant_table(rows, declared)["layers.3.mlp.up_proj"] == "fp8"
     layers["model.layers.3.mlp.down_proj"] = {"quant_algo": "NEVER_HEARD_OF"}
     with pytest.raises(CheckpointError, match="modelopt NEVER_HEARD_OF is not read"):
-        quant_table(rows, {"quantization_config": row}, {})
+        declarations({"quantization_config": row}, {})
 
 
 @pytest.mark.parametrize(
@@ -165,11 +166,7 @@ def test_patterns_that_take_for_ever(entries: list[str]) -> None:
     fp4 = {"type": "float", "num_bits": 4, "group_size": 16}
     row = _groups(fp4, None)
     with pytest.raises(CheckpointError, match="would take too long"):
-        quant_table(
-            describe(text_config(False)).rows,
-            {"quantization_config": row | {"ignore": entries}},
-            {},
-        )
+        declarations({"quantization_config": row | {"ignore": entries}}, {})
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.quant_schemes import Dialect, Scheme
-from spark_engine.models.checkpoint.quant_table import QuantTable, quant_table
+from spark_engine.models.checkpoint.quant_table import QuantTable, declarations, quant_table
 from spark_engine.models.checkpoint.tensor_list import Row
 from spark_engine.models.open_model import describe
 from tests.checkpoints import text_config
@@ -21,7 +21,7 @@ PLAIN, G128 = Scheme.PLAIN, Scheme.INT4_G128
 
 
 def table(row: Json, rows: tuple[Row, ...] = DENSE) -> QuantTable:
-    return quant_table(rows, {"quantization_config": row}, {})
+    return quant_table(rows, declarations({"quantization_config": row}, {}))
 
 
 def compressed(weights: Json, inputs: Json | None = None, **more: Any) -> Json:

@@ -8,7 +8,7 @@ import pytest
 from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint import quant_table as quant_tables
 from spark_engine.models.checkpoint.quant_schemes import Dialect, Scheme
-from spark_engine.models.checkpoint.quant_table import QuantTable, quant_table
+from spark_engine.models.checkpoint.quant_table import QuantTable, declarations, quant_table
 from spark_engine.models.checkpoint.tensor_list import Row, linears
 from spark_engine.models.families.registry import family_of, read_config
 from spark_engine.models.open_model import describe
@@ -23,7 +23,7 @@ EIGHT: Json = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": 
 
 
 def _table(row: Json, rows: tuple[Row, ...] = DENSE, hf: Json | None = None) -> QuantTable:
-    return quant_table(rows, {"quantization_config": row} if row else {}, hf or {})
+    return quant_table(rows, declarations({"quantization_config": row} if row else {}, hf or {}))
 
 
 def _compressed(groups: list[Json], **more: Any) -> Json:
@@ -47,7 +47,7 @@ def test_published_tables(model: str, files: str) -> None:
     rows = family_of(config).tensors(config)
     if files == "hf":
         config_json = {k: v for k, v in config_json.items() if k != "quantization_config"}
-    table = quant_table(rows, config_json, {} if files == "config" else hf)
+    table = quant_table(rows, declarations(config_json, {} if files == "config" else hf))
     mlp = "mlp.experts" if config.moe else "mlp.down_proj"
     assert table["layers.0.linear_attn.in_proj_z"] is Scheme.FP8
     assert table["layers.0.linear_attn.in_proj_a"] is Scheme.PLAIN
@@ -64,7 +64,7 @@ def test_a_group_of_experts_is_asked_for_once(model: str, monkeypatch: pytest.Mo
     config = read_config(config_json)
     rows, asked, agreed = family_of(config).tensors(config), [], quant_tables._agreed
     monkeypatch.setattr(quant_tables, "_agreed", lambda *a: asked.append(a) or agreed(*a))
-    table = quant_table(rows, config_json, hf)
+    table = quant_table(rows, declarations(config_json, hf))
     assert len(asked) == len(table.modules) < 0.02 * len(list(linears(rows)))
     assert table["layers.7.mlp.experts"] is Scheme.NVFP4_A4
     plain = ("layers.7.mlp.shared_expert.up_proj", "layers.7.self_attn.q_proj", "lm_head")
@@ -96,7 +96,7 @@ def test_qwen38_quantises_the_inputs_of_mlp_and_head(files: str) -> None:
         del config_json["quantization_config"]
     config = read_config(config_json)
     rows = family_of(config).tensors(config)
-    table = quant_table(rows, config_json, hf if files in ("both", "hf") else {})
+    table = quant_table(rows, declarations(config_json, hf if files in ("both", "hf") else {}))
     assert table.summary() == {"fp8": 208, "plain": 96, "nvfp4_a4": 193} and not table.kv_fp8
     assert table["lm_head"] is table["layers.63.mlp.down_proj"] is Scheme.NVFP4_A4
     assert table["layers.0.linear_attn.in_proj_qkv"] is Scheme.FP8
@@ -195,7 +195,7 @@ def test_stacked_experts_are_one_module() -> None:
     """What names it counts for all of them, where the file has no others."""
     config = {"quantization_config": _compressed([CHANNEL], ignore=["model.layers.0.mlp.experts"])}
     for stacked in (False, True):
-        table = quant_table(MOE, config, {}, lambda group, stacked=stacked: stacked)
+        table = quant_table(MOE, declarations(config, {}), lambda group, stacked=stacked: stacked)
         want = Scheme.PLAIN if stacked else Scheme.FP8_CHANNEL
         assert table["layers.0.mlp.experts"] is want
         assert table["layers.1.mlp.experts"] is Scheme.FP8_CHANNEL

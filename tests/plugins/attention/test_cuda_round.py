@@ -152,19 +152,19 @@ def test_runs_fit_their_list() -> None:
         chunks = min(most, max(1, (length + chunk // 2) // chunk))
         return max(64, -(-length // (64 * chunks)) * 64)
 
+    starts = np.array([*range(0, 200), *range(900, 1200), *range(2000, 2200)])
     for chunk, most in itertools.product((128, 256, 512, 1024), (8, 64)):
-        sizes = [size(n, chunk, most) for n in range(1, 3001)]
+        sizes = np.array([size(n, chunk, most) for n in range(1, 3001)])
         for n in range(2, 3001):  # the kernel looks only there for another size
             assert sizes[n - 1] == sizes[n - 2] or n % 64 < 2
-        for tile in range(2, 9):
-            for queries in range(1, 5):
-                room = attention_round_kernels.runs_of(tile, queries)
-                for start in (*range(0, 200), *range(900, 1200), *range(2000, 2200)):
-                    for live in range(tile + 1):
-                        own = [sizes[start + t] if t < live else 0 for t in range(tile)]
-                        cuts = [t for t in range(1, tile) if own[t] != own[t - 1]]
-                        parts = np.diff([0, *cuts, tile])
-                        assert sum(-(-int(p) // queries) for p in parts) <= room
+        for tile, queries in itertools.product(range(2, 9), range(1, 5)):
+            for live in range(tile + 1):
+                runs, before, own = 0, np.full(len(starts), -1), np.zeros(len(starts), int)
+                for t in range(tile):
+                    now = sizes[starts + t] if t < live else np.zeros(len(starts), int)
+                    own = np.where(now == before, own + 1, 0)  # of this size, those before t
+                    runs, before = runs + (own % queries == 0), now
+                assert np.max(runs) <= attention_round_kernels.runs_of(tile, queries)
 
 
 @pytest.mark.gpu

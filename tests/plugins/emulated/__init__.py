@@ -23,12 +23,10 @@ from tests.repository import ROOT
 
 HERE, SOURCES = Path(__file__).parent, ROOT / "plugins/kernels"
 COMPILER = shutil.which("g++")
-OPTIONS = (
-    "-std=c++20 -O1 -w -fPIC -shared -ffp-contract=off -fno-gnu-unique -fno-exceptions".split()
-)
-# What every source includes, first and before its macros, so that it is compiled once; and a source
-# behind them.
-HOST, WHOLE = "host.hpp", "whole.cpp"
+OPTIONS = "-std=c++17 -O1 -w -fPIC -ffp-contract=off -fno-gnu-unique -fno-exceptions".split()
+# What every source includes, first and before its macros, so that it is read once; what is linked
+# to all; and a source behind them.
+HOST, BODIES, WHOLE = "host.hpp", "bodies.cpp", "whole.cpp"
 GUARD = 256  # bytes before and after each buffer
 ALIGNMENT = 256
 # A function that is an instruction: ptx.cuh of this folder has it.
@@ -50,6 +48,7 @@ def _texts() -> tuple[Texts, Texts]:
     host["common/wgmma16_sm90.cuh"] = '#include "common/wgmma_sm90.cuh"\n'
     host["common/fp4_mma_sm120.cuh"] = '#include "common/ptx.cuh"\n'
     host[HOST] = '#include "common/ptx.cuh"\n#include "common/wgmma_sm90.cuh"\n'
+    host[BODIES] = '#include "common/bodies.cuh"\n#include "common/launches.cuh"\n'
     found = {p.relative_to(SOURCES).as_posix(): p.read_text() for p in SOURCES.rglob("*.cu*")}
     for path in ("common/numeric.cuh", "attention/attention_kv_pages.cuh"):
         found[path] = _INSTRUCTION.sub("", found[path])
@@ -85,13 +84,14 @@ def _compile(folders: Sequence[Path], *arguments: object) -> None:
 
 
 def _precompiled(cache: Path) -> Path:
-    """A folder with what all sources include, compiled once; kept in the folder `cache`."""
+    """A folder with what all sources include and what is linked to all; kept in `cache`."""
     made = cache / f"{_digests()[0]}.host"
     if not made.exists():
         with tempfile.TemporaryDirectory(dir=cache) as name:
             fresh = Path(name) / "host"
             _write(fresh, _texts()[0])
             _compile([fresh], "-x", "c++-header", fresh / HOST, "-o", fresh / f"{HOST}.gch")
+            _compile([fresh], "-c", fresh / BODIES, "-o", fresh / f"{BODIES}.o")
             with contextlib.suppress(OSError):  # another process was faster
                 fresh.rename(made)
     return made
@@ -108,8 +108,9 @@ def library(source: str, defines: Sequence[tuple[str, str]], cache: Path) -> cty
         with tempfile.TemporaryDirectory(dir=cache) as name:
             folder = Path(name)
             _write(folder, {**_texts()[1], WHOLE: "\n".join(lines)})
-            fresh = folder / "fresh.so"
-            _compile([_precompiled(cache), folder], folder / WHOLE, "-o", fresh)
+            host, fresh = _precompiled(cache), folder / "fresh.so"
+            whole = folder / WHOLE, host / f"{BODIES}.o"
+            _compile([host, folder], "-shared", *whole, "-o", fresh)
             fresh.rename(made)
     return ctypes.CDLL(str(made))
 

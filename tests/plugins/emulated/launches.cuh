@@ -1,24 +1,28 @@
-// Launches: a kernel's threads are made and scheduled, cluster by cluster. Included by the ptx.cuh
-// of this folder.
+// Launches: a kernel's threads are made and scheduled, cluster by cluster. Compiled once for all
+// kernels.
 #pragma once
+#include <cstdlib>
+#include <memory>
+
+#include "common/ptx.cuh"
 
 constexpr int STACK = (1 << 18) + 1088;  // tops in other sets of the caches
 constexpr int MOST_ARGUMENTS = 32, MOST_BLOCKS = 8;
 template <class F, class... Given>
-void call_with(F* kernel, const u64* g, Given... given) {
+static void call_with(F* kernel, const u64* g, Given... given) {
   if constexpr (sizeof...(Given) == MOST_ARGUMENTS) ((void (*)(Given...))kernel)(given...);
   else call_with(kernel, g + 1, given..., *g);
 }
 typedef void (*Kernel)();
-inline Kernel kernel;
-inline u64 given[MOST_ARGUMENTS];
-inline void enter() {
+static Kernel kernel;
+static u64 given[MOST_ARGUMENTS];
+static void enter() {
   call_with(kernel, given);
   self().done = true;
   let_others();
 }
 // A cluster of one block or more; its first is `first` along x.
-inline void run_cluster(int size, int count, Dim first, u8* stacks) {
+static void run_cluster(int size, int count, Dim first, u8* stacks) {
   alignas(1024) static u8 memory[MOST_BLOCKS][SHARED_OF_BLOCK];
   check(size <= MOST_BLOCKS && gridDim.x % size == 0, "a cluster of another kind");
   blocks.assign(size, {}), cluster = Assembly{size * count};
@@ -43,7 +47,7 @@ inline void run_cluster(int size, int count, Dim first, u8* stacks) {
       if (asleep[thread / 32]) continue;
       here = &blocks[thread / count], dynamic = here->dynamic, blockIdx = here->index;
       threadIdx.x = thread % count;
-      if (self().done) continue;
+      if (self().done || (self().turn && *self().turn == self().seen)) continue;
       switch_to(scheduler, self().place);
       left -= self().done, here->all.gone += self().done;
     }

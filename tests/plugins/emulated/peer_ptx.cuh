@@ -2,9 +2,8 @@
 // A thread that reads another rank's memory lets the other threads of its block run first, and
 // the first one of a warp lets other ranks run.
 #pragma once
+#include <time.h>
 #include <unistd.h>
-
-#include <atomic>
 
 #include "common/ptx.cuh"
 
@@ -17,21 +16,21 @@ inline bool showed;
 inline void dawdle() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
-  if (showed && now.tv_nsec / 1000 % 2) usleep(20000);
+  if (showed) usleep(now.tv_nsec / 1000 % 8 * 5000);  // one of eight: seldom all ranks alike
   showed = false;
 }
 template <class T>
-T load_atomic(u64 at, std::memory_order order) {
+T load_atomic(u64 at, int order) {
   check(at % sizeof(T) == 0, "an address is misaligned");
-  return std::atomic_ref<T>(*(T*)at).load(order);
+  return __atomic_load_n((T*)at, order);
 }
 inline u32 load_acquire(const u32* at) {
   look_away();
-  return load_atomic<u32>((u64)at, std::memory_order_acquire);
+  return load_atomic<u32>((u64)at, __ATOMIC_ACQUIRE);
 }
 inline void store_release(u32* at, u32 value) {
   showed = true;
-  std::atomic_ref<u32>(*at).store(value, std::memory_order_release);
+  __atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
 inline uint4 load_published(const uint4* at) {
   check((u64)at % 16 == 0, "a vector is misaligned");
@@ -45,15 +44,15 @@ inline void store_pushed(u64 at, u32 low, u32 high, u32 number) {
   check(at % 16 == 0, "a vector is misaligned");
   showed = true;
   look_away();  // the halves of a vector arrive one after the other
-  std::atomic_ref<u64>(*(u64*)(at + 8)).store((u64)number << 32 | high, std::memory_order_relaxed);
+  __atomic_store_n((u64*)(at + 8), (u64)number << 32 | high, __ATOMIC_RELAXED);
   look_away();
-  std::atomic_ref<u64>(*(u64*)at).store((u64)number << 32 | low, std::memory_order_relaxed);
+  __atomic_store_n((u64*)at, (u64)number << 32 | low, __ATOMIC_RELAXED);
 }
 inline Halves load_pushed(u64 at) {
   look_away();
   dawdle();
-  const u64 low = load_atomic<u64>(at, std::memory_order_relaxed);
-  return {low, load_atomic<u64>(at + 8, std::memory_order_relaxed)};
+  const u64 low = load_atomic<u64>(at, __ATOMIC_RELAXED);
+  return {low, load_atomic<u64>(at + 8, __ATOMIC_RELAXED)};
 }
 inline u64 nanoseconds() {
   timespec now;

@@ -6,15 +6,15 @@
 // first. Warps run in an order drawn anew each time that all have run. Matrix instructions are the
 // PTX manual's sums, in double precision. Left out is what the kernels that are tested here do not
 // use. Blocks of a cluster run side by side (clusters.cuh), other blocks one after the other.
+//
+// Every kernel is compiled with these headers: what is no template and no line or two is in
+// bodies.cuh and launches.cuh, which are compiled once.
 #pragma once
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <memory>
-#include <utility>
+#include <initializer_list>
 #include <vector>
 
 #include "common/coroutines.cuh"
@@ -71,16 +71,17 @@ struct Dim {
 };
 inline Dim threadIdx, blockIdx, blockDim, gridDim;
 
+[[noreturn]] void fail(const char* what);
 inline void check(bool fine, const char* what) {
-  if (fine) return;
-  fprintf(stderr, "thread %d of block %d: %s\n", threadIdx.x, blockIdx.x, what);
-  abort();
+  if (!fine) fail(what);
 }
 
 // ---- coroutines --------------------------------------------------------------------------------
 struct Thread {
   HostStack place;
   bool done = false;
+  const int* turn = nullptr;  // until this is no longer `seen` it waits
+  int seen = 0;
   int met = 0;                                                    // named barriers that it passed
   std::vector<std::vector<std::function<void()>>> groups = {{}};  // copies; the last is open
 };
@@ -101,7 +102,7 @@ struct BlockOnHost {
   std::vector<Assembly> warps;
   std::vector<Exchange> exchanges;
 };
-inline std::vector<BlockOnHost> blocks;  // of a cluster
+extern std::vector<BlockOnHost> blocks;  // of a cluster
 inline BlockOnHost* here;                // the running thread's
 inline bool late;
 inline bool followed;  // whether the source is compiled for racecheck: its macro FOLLOWED
@@ -110,34 +111,17 @@ inline u8* dynamic;
 
 inline Thread& self() { return here->threads[threadIdx.x]; }
 inline void let_others() { switch_to(self().place, scheduler); }
-inline void meet_at(Assembly& m) {
-  const int turn = m.turn;
-  if (++m.arrived == m.threads) {
-    m.arrived = 0, ++m.turn;
-    return;
-  }
-  while (m.turn == turn) let_others();
-}
+void meet_at(Assembly& m);
 inline u32 lane_id() { return threadIdx.x & 31; }
 inline bool elect_one() { return lane_id() == 0; }
-inline void __syncthreads() {
-  if (!here->all.arrived) here->met = self().met;
-  check(!followed || here->met == self().met, "warps passed unequally many barriers");
-  meet_at(here->all);
-}
+void __syncthreads();
 inline void __syncwarp() { meet_at(here->warps[threadIdx.x / 32]); }
 inline void __nanosleep(u32) {}
 inline void __threadfence() {}
 inline void wait_until_equal(const u32* word, u32 value) {
   while (*word != value) let_others();
 }
-inline void meet(u32 name, u32 threads) {
-  check(name < 16, "a barrier that no block has");
-  Assembly& who = here->named[name];
-  check(!who.arrived || who.threads == threads, "who meets differs");
-  who.threads = threads, ++self().met;
-  meet_at(who);
-}
+void meet(u32 name, u32 threads);
 inline Exchange& exchange() { return here->exchanges[threadIdx.x / 32]; }
 
 template <class T>
@@ -165,52 +149,27 @@ template <class T>
 T __shfl_sync(u32, T value, int lane, int width = 32) {
   return from_lane(value, (lane_id() & -width) | lane & width - 1);
 }
-inline u32 __ballot_sync(u32, bool mine) {
-  u32 all = 0;
-  for (int lane = 0; lane < 32; ++lane) all |= (u32)from_lane(mine, lane) << lane;
-  return all;
-}
+u32 __ballot_sync(u32, bool mine);
 template <class T, class Join>
 T joined(T mine, const Join& join) {
   T all = from_lane(mine, 0);
   for (int lane = 1; lane < 32; ++lane) all = join(all, from_lane(mine, lane));
   return all;
 }
-inline u32 __reduce_max_sync(u32, u32 x) {
-  return joined(x, [](u32 a, u32 b) { return max(a, b); });
-}
-inline int __reduce_max_sync(u32, int x) {
-  return joined(x, [](int a, int b) { return max(a, b); });
-}
+u32 __reduce_max_sync(u32, u32 x);
+int __reduce_max_sync(u32, int x);
 template <class T>
 T __reduce_min_sync(u32, T x) {
   return joined(x, [](T a, T b) { return min(a, b); });
 }
-inline int __reduce_add_sync(u32, int x) {
-  return joined(x, [](int a, int b) { return a + b; });
-}
-inline u32 __reduce_or_sync(u32, u32 x) {
-  return joined(x, [](u32 a, u32 b) { return a | b; });
-}
+int __reduce_add_sync(u32, int x);
+u32 __reduce_or_sync(u32, u32 x);
 inline bool __any_sync(u32, bool mine) { return __ballot_sync(~0u, mine) != 0; }
-inline bool __syncthreads_or(bool mine) {
-  static bool any;
-  if (mine) any = true;
-  __syncthreads();
-  const bool found = any;
-  __syncthreads();
-  any = false;
-  __syncthreads();
-  return found;
-}
+bool __syncthreads_or(bool mine);
 inline int __popc(u32 bits) { return __builtin_popcount(bits); }
 inline int __ffs(u32 bits) { return __builtin_ffs(bits); }
 // What every lane gave, seen by all; the caller meets again when it has read.
-inline const u32 (*gathered(std::initializer_list<u32> words))[8] {
-  std::copy(words.begin(), words.end(), exchange().words[lane_id()]);
-  __syncwarp();
-  return exchange().words;
-}
+const u32 (*gathered(std::initializer_list<u32> words))[8];
 
 // ---- scalars -----------------------------------------------------------------------------------
 template <class To, class From>
@@ -267,52 +226,20 @@ void __stcg(T* to, T value) {
 inline u32 __funnelshift_l(u32 low, u32 high, int by) {
   return by & 31 ? high << (by & 31) | low >> (32 - (by & 31)) : high;
 }
-inline u32 __byte_perm(u32 a, u32 b, u32 order) {
-  u32 found = 0;
-  for (int i = 0; i < 4; ++i) {
-    check(!(order >> 4 * i & 8), "a sign is asked of __byte_perm");
-    found |= (u32)(((u64)b << 32 | a) >> 8 * (order >> 4 * i & 7) & 0xff) << 8 * i;
-  }
-  return found;
-}
+u32 __byte_perm(u32 a, u32 b, u32 order);
 inline float value_of_bf16(u32 bits) { return __uint_as_float(bits << 16); }
 inline u32 bf16_of(float x) {
   const u32 bits = __float_as_uint(x);
   return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
-inline float e4m3_from_its_bits(u32 code) {
-  const int exponent = code >> 3 & 15, mantissa = code & 7;
-  if ((code & 0x7f) == 0x7f) return NAN;
-  const float size = std::ldexp((float)(exponent ? 8 + mantissa : mantissa), max(exponent, 1) - 10);
-  return code & 0x80 ? -size : size;
-}
-inline float f16_from_its_bits(u32 bits) { return (float)bits_of<_Float16>((u16)bits); }
-// What `found` says of every code, asked once.
-template <int CODES, float (*found)(u32)>
-float of_table(u32 code) {
-  static const std::vector<float> values = [] {
-    std::vector<float> all(CODES);
-    for (u32 i = 0; i < CODES; ++i) all[i] = found(i);
-    return all;
-  }();
-  return values[code];
-}
-inline float value_of_e4m3(u32 code) { return of_table<256, e4m3_from_its_bits>(code & 0xff); }
-inline float from_f16(u16 bits) { return of_table<65536, f16_from_its_bits>(bits); }
+extern float values_of_e4m3[256], values_of_f16[65536];  // by code
+inline float value_of_e4m3(u32 code) { return values_of_e4m3[code & 0xff]; }
+inline float from_f16(u16 bits) { return values_of_f16[bits]; }
 inline float value_of_e2m1(u32 code) {
   static const float sizes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
   return code & 8 ? -sizes[code & 7] : sizes[code & 7];
 }
-inline u32 e4m3_of_value(float x) {  // nearest, ties to even, saturating
-  if (x != x) return 0x7f;
-  u32 best = 0;
-  for (u32 code = 1; code < 0x7f; ++code) {
-    const float nearer = std::fabs(value_of_e4m3(best) - std::fabs(x)) -
-                         std::fabs(value_of_e4m3(code) - std::fabs(x));
-    if (nearer > 0 || (nearer == 0 && !(code & 1))) best = code;
-  }
-  return best | (std::signbit(x) ? 0x80 : 0);
-}
+u32 e4m3_of_value(float x);  // nearest, ties to even, saturating
 inline u32 pack_bf16(float low, float high) { return bf16_of(low) | bf16_of(high) << 16; }
 inline u32 mul_bf16x2(u32 a, u32 b) {
   return pack_bf16(value_of_bf16(a & 0xffff) * value_of_bf16(b & 0xffff),
@@ -367,20 +294,10 @@ template <class Address>
 u32 load_shared4(Address from) {
   return load_shared<u32>(from);
 }
+void copy(u8* to, int size, const void* from, u32 bytes);
 template <int BYTES, class Address>
 void copy_async_few(Address to, const void* from, u32 bytes = BYTES) {
-  u8* const place = shared(shared_address(to), BYTES);
-  check(!bytes || (u64)from % BYTES == 0, "a copy's source is misaligned");
-  const auto copy = [=] {
-    memset(place, 0, BYTES);
-    memcpy(place, from, bytes);
-  };
-  const auto once = [copy, left = std::make_shared<bool>(true)] {  // for the first wait only
-    if (*left) copy();
-    *left = false;
-  };
-  if (late) self().groups.back().push_back(once);
-  else copy();
+  copy(shared(shared_address(to), BYTES), BYTES, from, bytes);
 }
 template <class Address>
 void copy_async(Address to, const void* from, u32 bytes = 16) {
@@ -392,17 +309,11 @@ void copy_async_hinted(Address to, const void* from, u64) {
   copy_async(to, from);
 }
 inline u32 forget(u32 value) { return value; }
-inline void commit_copies() { self().groups.emplace_back(); }
+void commit_copies();
+void wait_copies_but(size_t pending);
 template <int PENDING>
 void wait_copies() {
-  auto& groups = self().groups;
-  for (; groups.size() > PENDING + 1; groups.erase(groups.begin()))
-    for (const auto& copy : groups.front()) copy();
-}
-inline std::vector<std::function<void()>> copies_so_far() {  // of this thread
-  std::vector<std::function<void()>> found;
-  for (const auto& group : self().groups) found.insert(found.end(), group.begin(), group.end());
-  return found;
+  wait_copies_but(PENDING);
 }
 inline uint4 load_if16(bool there, const void* p) { return there ? *(const uint4*)p : uint4{}; }
 inline void store_shared16(u32 to, u32 a, u32 b, u32 c, u32 d) {
@@ -413,5 +324,3 @@ inline void store_shared16(u32 to, u32 a, u32 b, u32 c, u32 d) {
 #include "common/barriers.cuh"
 #include "common/clusters.cuh"
 #include "common/matrices.cuh"
-
-#include "common/launches.cuh"

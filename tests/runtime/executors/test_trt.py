@@ -1,4 +1,4 @@
-"""The `trt` executor: TensorRT compiles the embedded model for three architectures, and the runtime
+"""The `trt` executor: TensorRT compiles engines for three architectures, and the runtime
 half equals onnxruntime, over a fake device and a fake TensorRT.
 
 No test machine has a GPU that these engines are for; a marked test covers a real one.
@@ -329,10 +329,11 @@ def test_fp8_is_cast_through_f32() -> None:
     np.testing.assert_array_equal(before, after)
 
 
-def test_tensorrt_builds_the_embedded_model(tmp_path: Path) -> None:
+def test_tensorrt_builds_the_ops_of_the_embedded_model(tmp_path: Path) -> None:
     """For SM89, SM120 and SM121 at once, without a GPU. The engines are not run."""
     trt = pytest.importorskip("tensorrt_rtx", reason="needs the extra `trt`")
-    checkpoint = Path(builder_half.__file__).parents[2] / "models/tiny/checkpoint"
+    config = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    checkpoint = write_checkpoint(tmp_path / "m", config, "modelopt_mixed", moe=True).path
     sizes = replace(SIZES, decode=(1,), max_seqs=1, cache_gib=0)
     build(checkpoint, tmp_path / "rtx", sizes, lambda text: None)
     folder = open_folder(tmp_path / "rtx", RTX)

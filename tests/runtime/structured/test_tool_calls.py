@@ -73,6 +73,40 @@ def test_arguments_are_of_their_schema(formats: Formats, first: int) -> None:
     assert wholes > 30
 
 
+@pytest.mark.parametrize("formats", [XML, HERMES], ids=["xml", "hermes"])
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_nullable_value_may_be_null(formats: Formats, strict: bool) -> None:
+    """OpenAPI 3.0's keyword, which schemas made from its documents have."""
+    string, other = {"type": "string", "nullable": True}, {"type": "array", "items": {}}
+    rows: dict[str, Any] = {
+        "string": {**string, "maxLength": 3},
+        "enum": {**string, "enum": ["x", None]},
+        "words": {"enum": ["x", "y"], "nullable": True},
+        "number": {"type": "integer", "nullable": True},
+        "all": {"allOf": [other], "nullable": True},
+        "one": {"$ref": "#/$defs/one", "nullable": True},
+        "inner": {"type": "array", "items": string},
+        "not": {"type": "boolean", "nullable": False},
+    }
+    schema = {"type": "object", "properties": rows, "required": [*rows], "$defs": {"one": other}}
+    tools = [_tool("one", schema, strict)]
+    made = spec(tools, "required", formats, parallel=False)
+    assert made is not None
+    wanted = {**dict.fromkeys(rows), "inner": [None], "not": True}
+    lines = (f"<parameter={k}>\n{json.dumps(v)}\n</parameter>\n" for k, v in wanted.items())
+    call = f"<function=one>\n{''.join(lines)}</function>"
+    if formats is HERMES:
+        call = json.dumps({"name": "one", "arguments": wanted})
+    start, end = (tokenizer().encode(mark)[0] for mark in ("<tool_call>", "</tool_call>"))
+    ids = [start, *tokenizer().encode(f"\n{call}\n"), end]
+    assert grammars()(made.grammar)._matcher.validate_tokens(ids) == len(ids)
+    assert _read(ids, tools, formats) == ("", [("one", wanted)])
+    made = spec(guided_json=schema)
+    assert made is not None
+    ids = tokenizer().encode(json.dumps(wanted))
+    assert grammars()(made.grammar)._matcher.validate_tokens(ids) == len(ids)
+
+
 def test_a_named_tool_is_called_once() -> None:
     tools = [_tool("one"), _tool("two")]
     named = {"type": "function", "function": {"name": "two"}}

@@ -34,6 +34,10 @@ ROWS: list[tuple[Any, str, Any]] = [  # schema, text, value
     (_any(S, NULL), "", ""),
     ({"type": ["string", "null"]}, "null", None),
     ({"type": ["string", "null"]}, "None", "None"),
+    ({"type": "string", "nullable": True}, "null", None),
+    ({"type": "string", "nullable": False}, "null", "null"),
+    ({"allOf": [S], "nullable": True}, "null", None),
+    ({"$ref": "#/properties/b", "nullable": True}, "null", None),
     ({"type": ["string", "boolean"]}, "true", True),
     ({"type": ["string", "boolean"]}, "truely", "truely"),
     ({"type": ["string", "boolean"]}, "12", "12"),
@@ -70,7 +74,7 @@ ROWS: list[tuple[Any, str, Any]] = [  # schema, text, value
 
 @pytest.mark.parametrize(("schema", "text", "value"), ROWS)
 def test_values_of_texts(schema: Any, text: str, value: Any) -> None:
-    parameters = {"properties": {"a": schema}}
+    parameters = {"properties": {"a": schema, "b": S}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     found = parameter_types(tools)["f"]["a"].value(text)
     assert found == value and type(found) is type(value)

@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing
 from tests.soak.attacks.attack import CHAT, GOOD, TEXT, Attack, Attacker
 from tests.soak.attacks.grammars import slow_schema
 
+HELLO = bytes.fromhex("1603010200010001fc0303") + bytes(100)  # half of a TLS client's
 HOLD_S = 12.0  # how long a client waits for its long prompts
 WORDS = "once upon a time a small bear went to the river and saw that fish was gone".split()
 
@@ -49,6 +50,11 @@ def half_open(at: Attacker) -> None:
     """300 requests that never end: half of them in their head, half in their body."""
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
     hold(at, 300, lambda i: head + (b"content-length: 9\r\n\r\n{" if i % 2 else b""))
+
+
+def half_handshakes(at: Attacker) -> None:
+    """300 connections that stop in their TLS handshake."""
+    hold(at, 300, lambda i: HELLO if i % 2 else b"")
 
 
 def _chunks(at: Attacker, size: int) -> None:
@@ -200,11 +206,10 @@ def page(at: Attacker) -> None:
 
 def garbage(at: Attacker) -> None:
     """A TLS port gets bytes that are none, half handshakes, plain HTTP, and silence."""
-    hello = bytes.fromhex("1603010200010001fc0303") + bytes(100)
     rows = [
         b"GET / HTTP/1.1\r\nhost: a\r\n\r\n",
         b"\x00" * 5000,
-        hello,
+        HELLO,
         b"\x16\x03\x01\xff\xff",
         b"",
     ]
@@ -231,4 +236,5 @@ FEW = (
     Attack("100 idle sockets, 64 descriptors", idle_sockets, "closed in time"),
     Attack("300 half-open, 64 descriptors", half_open, "closed in time"),
 )
+FEW_TLS = (Attack("300 half handshakes, 64 descriptors", half_handshakes, "closed in time"),)
 TLS = (Attack("TLS: garbage, half handshakes", garbage, "closed in time"),)

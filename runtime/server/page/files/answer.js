@@ -1,21 +1,35 @@
 // One answer: the request's body out of a conversation, and its stream into a node of it.
 
-import { stream } from "./api.js";
+import { postJson, stream } from "./api.js";
+import { contentOf } from "./attachments.js";
 import { requestFields } from "./settings.js";
 
 // The body for an answer below `nodes`, the messages from the first to the last.
-export function requestBody(nodes, settings) {
-  const system = settings.system?.trim() ? [{ role: "system", content: settings.system }] : [];
+async function requestBody(nodes, settings, more) {
   return {
     ...requestFields(settings),
-    messages: [...system, ...nodes.flatMap(message)],
+    messages: await messagesOf(nodes, settings, true),
+    ...more,
     stream: true,
     stream_options: { include_usage: true, continuous_usage_stats: true },
   };
 }
 
-function message(node) {
-  if (node.role === "user") return [{ role: "user", content: node.content }];
+async function messagesOf(nodes, settings, images) {
+  const system = settings.system?.trim() ? [{ role: "system", content: settings.system }] : [];
+  const messages = await Promise.all(nodes.map((node) => message(node, images)));
+  return [...system, ...messages.flat()];
+}
+
+// How many tokens a request with these messages would have, without its images.
+export async function countTokens(nodes, settings, signal) {
+  const { model, tools, chat_template_kwargs } = requestFields(settings);
+  const messages = await messagesOf(nodes, settings, false);
+  return (await postJson("tokenize", { model, tools, chat_template_kwargs, messages }, signal)).count;
+}
+
+async function message(node, images) {
+  if (node.role === "user") return [{ role: "user", content: await contentOf(node, images) }];
   if (node.role === "tool") return [{ role: "tool", tool_call_id: node.call, content: node.content }];
   if (!node.content && !node.calls?.length) return []; // it failed, or was stopped before it began
   const made = { role: "assistant", content: node.content ?? "" };
@@ -33,10 +47,13 @@ export function emptyAnswer(settings) {
   return { role: "assistant", content: "", reasoning: "", calls: [], state: "running", form, stats: {} };
 }
 
-// Runs the request into `node`; `changed` is called whenever it grew. Never throws.
-export async function run(node, body, signal, changed) {
+// Runs the request for an answer below `nodes` into `node`, which may be the last of them: then it is
+// continued. `changed` is called whenever it grew. Never throws.
+export async function run(node, nodes, settings, signal, changed) {
   const clock = new Clock(node.stats);
   try {
+    const more = nodes.at(-1) === node ? { add_generation_prompt: false, continue_final_message: true } : {};
+    const body = await requestBody(nodes, settings, more);
     for await (const chunk of stream("v1/chat/completions", body, signal)) {
       take(node, chunk, clock);
       changed();

@@ -53,6 +53,11 @@ export async function getJson(path) {
   return (await ask(path)).json();
 }
 
+export async function postJson(path, body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  return (await ask(path, { method: "POST", headers, body: JSON.stringify(body), signal })).json();
+}
+
 // {ok, reason} of the server.
 export async function health() {
   try {

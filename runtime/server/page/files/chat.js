@@ -1,9 +1,10 @@
 // The chat: the conversation that is shown, answers that are being written, and the message box.
 
-import { emptyAnswer, requestBody, run } from "./answer.js";
+import { emptyAnswer, run } from "./answer.js";
+import { Composer } from "./composer.js";
 import { h, icon, say, toast } from "./dom.js";
 import { MessageView, copyLast } from "./message.js";
-import { fillDialog, firstFault, summary } from "./settings.js";
+import { fillDialog, firstFault } from "./settings.js";
 import { Side } from "./side.js";
 import * as store from "./store.js";
 
@@ -20,7 +21,7 @@ export class Chat {
     this.views = new Map(); // by the node's id
     this.side = new Side(find("conversations"), this, (id) => this.jobs.has(id));
     this.conversation = store.create();
-    this.#wireComposer();
+    this.composer = new Composer(this);
     this.#wireScroll();
     find("new").append(icon("plus"), "New conversation");
     find("new").addEventListener("click", () => this.startNew());
@@ -49,7 +50,7 @@ export class Chat {
     this.conversation = store.create();
     location.hash = "#chat";
     this.render();
-    this.text.focus();
+    this.composer.text.focus();
   }
 
   step(by) {
@@ -113,7 +114,7 @@ export class Chat {
       thread.append(view.element);
     }
     this.side.show(this.conversation.id);
-    this.showComposer();
+    this.composer.show();
     find("chat-title").textContent = store.titleOf(this.conversation);
     find("chat-title").hidden = !nodes.length; // else the welcome has the heading
     document.title = nodes.length ? `${store.titleOf(this.conversation)} – Spark` : "Spark";
@@ -134,7 +135,7 @@ export class Chat {
 
   edit(node, text) {
     if (this.#blocked()) return;
-    store.append(this.conversation, node.parent, { role: "user", content: text });
+    store.append(this.conversation, node.parent, { role: "user", content: text, files: node.files });
     this.#answer();
   }
 
@@ -143,6 +144,33 @@ export class Chat {
     this.conversation.leaf = node.parent;
     if (!node.content && !node.reasoning && !node.calls?.length) delete this.conversation.nodes[node.id];
     this.#answer();
+  }
+
+  // Deletes a message and what follows it.
+  cut(node) {
+    if (this.jobs.has(this.conversation.id)) return;
+    const { conversation } = this;
+    const kept = structuredClone(conversation);
+    store.cut(conversation, node);
+    this.#changed();
+    toast("Deleted.", "Undo", () => {
+      Object.assign(conversation, kept);
+      this.#changed();
+    });
+  }
+
+  #changed() {
+    if (Object.keys(this.conversation.nodes).length) this.#save(this.conversation);
+    else store.remove(this.conversation.id);
+    this.render();
+  }
+
+  // Continues an answer where it ended.
+  proceed(node) {
+    if (this.#blocked()) return;
+    const { content, reasoning, calls } = node;
+    Object.assign(node, { ...emptyAnswer(this.conversation.settings), content, reasoning, calls, finish: undefined, error: undefined });
+    this.#answer(this.conversation, node);
   }
 
   turn(node, by) {
@@ -166,13 +194,12 @@ export class Chat {
     this.#answer();
   }
 
-  send() {
-    const text = this.text.value;
-    if (!text.trim() || this.#blocked()) return;
-    store.append(this.conversation, this.conversation.leaf, { role: "user", content: text });
-    this.text.value = "";
-    this.#grow();
-    this.#answer();
+  async send() {
+    const { conversation } = this;
+    if (this.composer.empty || this.#blocked()) return;
+    const question = await this.composer.take();
+    store.append(conversation, conversation.leaf, { role: "user", ...question });
+    this.#answer(conversation);
   }
 
   stop() {
@@ -198,11 +225,10 @@ export class Chat {
     return true;
   }
 
-  async #answer() {
-    const { conversation } = this;
+  async #answer(conversation = this.conversation, continued = null) {
     const { settings } = conversation;
-    const body = requestBody(store.path(conversation), settings);
-    const node = store.append(conversation, conversation.leaf, emptyAnswer(settings));
+    const nodes = store.path(conversation);
+    const node = continued ?? store.append(conversation, conversation.leaf, emptyAnswer(settings));
     const controller = new AbortController();
     this.jobs.set(conversation.id, { conversation, node, controller });
     this.#save(conversation);
@@ -210,13 +236,13 @@ export class Chat {
     this.render();
     say("The answer is being written");
     const grown = this.#sometimes(conversation, node);
-    await run(node, body, controller.signal, grown);
+    await run(node, nodes, settings, controller.signal, grown);
     if (this.left) return;
     this.jobs.delete(conversation.id);
     if (store.list().some((row) => row.id === conversation.id)) this.#save(conversation);
     if (conversation === this.conversation) this.#show(node);
     this.side.show(this.conversation.id);
-    this.showComposer();
+    this.composer.show();
     say(node.state === "done" ? "The answer is complete" : node.state === "stopped" ? "Stopped" : "The answer failed");
     if (node.status === 401) this.app.needKey();
   }
@@ -254,63 +280,13 @@ export class Chat {
     }
   }
 
-  // --- the message box ---
-
-  #wireComposer() {
-    this.text = find("composer-text");
-    this.text.addEventListener("input", () => this.#grow());
-    this.text.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-        event.preventDefault();
-        this.send();
-      } else if (event.key === "ArrowUp" && !this.text.value) {
-        event.preventDefault();
-        this.editLast();
-      }
-    });
-    find("composer").addEventListener("submit", (event) => {
-      event.preventDefault();
-      if (this.jobs.has(this.conversation.id)) this.stop();
-      else this.send();
-    });
-    find("open-settings").append(icon("sliders"), "Settings");
-    find("open-settings").addEventListener("click", () => this.openSettings());
-  }
-
-  #grow() {
-    this.text.style.height = "auto";
-    this.text.style.height = `${Math.min(this.text.scrollHeight, 240)}px`;
-    this.showComposer();
-  }
-
-  showComposer() {
-    const running = this.jobs.has(this.conversation.id);
-    const send = find("send");
-    send.replaceChildren(icon(running ? "stop" : "send"));
-    const label = running ? "Stop (Esc)" : "Send";
-    send.setAttribute("aria-label", label);
-    send.title = label;
-    send.disabled = !running && !this.text.value.trim();
-    const chips = summary(this.conversation.settings);
-    find("chips").replaceChildren(...chips.map((words) => h("span", null, words)));
-    find("room").textContent = this.#roomWords();
-  }
-
-  // How full the context was with the last answer, once that is worth knowing.
-  #roomWords() {
-    const last = store.path(this.conversation).findLast((node) => node.stats?.prompt);
-    const used = last ? last.stats.prompt + (last.stats.tokens ?? 0) : 0;
-    if (!this.app.limit || used < 0.5 * this.app.limit) return "";
-    return `${Math.round((100 * used) / this.app.limit)} % of the context used`;
-  }
-
   openSettings() {
     const dialog = find("settings");
     const { settings } = this.conversation;
     const changed = () => {
       store.keepSettings(settings);
       this.#save(this.conversation);
-      this.showComposer();
+      this.composer.show();
     };
     fillDialog(dialog, settings, this.app.models, this.app.defaults, changed);
     if (!dialog.open) dialog.showModal();

@@ -46,6 +46,10 @@ const ICONS = {
   auto: "M8 2.5a5.5 5.5 0 1 0 0 11zM8 2.5a5.5 5.5 0 0 1 0 11",
   key: "M5.2 7.8a2.9 2.9 0 1 0 0 5.8 2.9 2.9 0 0 0 0-5.8M7.3 8.7l5.9-5.9M10.6 5.4l2 2",
   tool: "M6 3C4 3 5.6 7.5 3.5 8 5.6 8.5 4 13 6 13M10 3c2 0 .4 4.5 2.5 5-2.1.5-.5 5-2.5 5",
+  clip: "M12.5 7.2l-5 5a3 3 0 0 1-4.2-4.2l5.4-5.4a2 2 0 0 1 2.8 2.8l-5.2 5.2a1 1 0 0 1-1.4-1.4l4.6-4.6",
+  save: "M8 2.5v7M5 7l3 3 3-3M3 13.5h10",
+  play: "M5 3.5l7 4.5-7 4.5z",
+  file: "M4 2h5l3 3v9H4zM9 2v3h3",
   more: "M3.5 8h.01M8 8h.01M12.5 8h.01",
 };
 
@@ -84,6 +88,13 @@ export function copyButton(label, text) {
     setTimeout(() => button.replaceChildren(icon("copy")), 1500);
   });
   return button;
+}
+
+// Offers a text as a file.
+export function saveFile(name, type, text) {
+  const link = h("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
 // What a screen reader says next.

@@ -2,7 +2,7 @@
 
 import { getJson, health, isKeyKept, key, setKey } from "./api.js";
 import { Chat } from "./chat.js";
-import { h, icon, iconButton, toast } from "./dom.js";
+import { h, icon, iconButton, saveFile, toast } from "./dom.js";
 import { Live } from "./live.js";
 import { showReport } from "./report.js";
 import * as store from "./store.js";
@@ -25,7 +25,7 @@ const SHORTCUTS = [
 ];
 
 const find = (id) => document.getElementById(id);
-const app = { models: [], defaults: {}, limit: 0, needKey };
+const app = { models: [], defaults: {}, limit: 0, vision: false, needKey };
 const chat = new Chat(app);
 const live = new Live(find("live"), () => chat.jobs.size > 0);
 let view = "";
@@ -68,9 +68,10 @@ async function ask() {
     const { data } = await getJson("v1/models");
     app.models = data.map((model) => model.id);
     app.limit = data[0]?.max_model_len ?? 0;
-    const { generation } = await getJson("report");
+    const { generation, vision } = await getJson("report");
     app.defaults = generation ?? {};
-    chat.showComposer();
+    app.vision = Boolean(vision);
+    chat.composer.show();
     showHealth();
     if (!store.path(chat.conversation).length) chat.render();
   } catch (problem) {
@@ -151,11 +152,8 @@ function closeSide() {
 
 // --- files and help ---
 
-function download() {
-  const file = new Blob([store.exportAll()], { type: "application/json" });
-  const link = h("a", { href: URL.createObjectURL(file), download: "spark-conversations.json" });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+async function download() {
+  saveFile("spark-conversations.json", "application/json", await store.exportAll());
 }
 
 async function upload(event) {
@@ -163,7 +161,7 @@ async function upload(event) {
   event.target.value = "";
   if (!file) return;
   try {
-    const taken = store.importAll(await file.text());
+    const taken = await store.importAll(await file.text());
     toast(`${taken} conversation${taken === 1 ? "" : "s"} imported.`);
   } catch (problem) {
     toast(problem.message);

@@ -1,11 +1,13 @@
 // One message on the screen: what was said, thought and called, its figures, and what can be done.
 
+import { filesView } from "./attachments.js";
 import { copyButton, copyText, count, h, icon, iconButton, say, seconds } from "./dom.js";
-import { Markdown } from "./markdown.js";
+import { Markdown } from "./markdown/markdown.js";
 
 const ENDS = { length: "stopped at max tokens", abort: "stopped by the server", content_filter: "filtered" };
 
-// `actions`: edit(node, text), again(node), turn(node, step), results(node, texts).
+// `actions`: edit(node, text), again(node), turn(node, step), results(node, texts), cut(node),
+// proceed(node).
 export class MessageView {
   constructor(node, actions) {
     this.node = node;
@@ -29,14 +31,16 @@ export class MessageView {
   #buildQuestion() {
     this.element.setAttribute("aria-label", "You");
     this.bubble = h("div", { class: "bubble", dir: "auto" }, this.node.content);
-    this.element.replaceChildren(this.bubble, this.#foot);
+    const { content, files } = this.node;
+    const shown = [files?.length && filesView(files), content.trim() && this.bubble, this.#foot];
+    this.element.replaceChildren(...shown.filter(Boolean));
   }
 
   #questionButtons() {
     const { node } = this;
     return [
       ...this.#turns(),
-      h("span", { class: "buttons" }, copyButton("Copy", () => node.content), iconButton("edit", "Edit", () => this.edit())),
+      h("span", { class: "buttons" }, copyButton("Copy", () => node.content), iconButton("edit", "Edit", () => this.edit()), this.#deleteButton()),
     ];
   }
 
@@ -47,7 +51,7 @@ export class MessageView {
       this.update();
       this.element.querySelector('[aria-label="Edit"]').focus();
     };
-    const send = () => area.value.trim() && this.actions.edit(this.node, area.value);
+    const send = () => (area.value.trim() || this.node.files?.length) && this.actions.edit(this.node, area.value);
     area.addEventListener("keydown", (event) => {
       if (event.key === "Escape") close();
       else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send();
@@ -153,8 +157,14 @@ export class MessageView {
       { class: "buttons" },
       copyButton("Copy", () => node.content ?? ""),
       iconButton("again", "Regenerate", () => this.actions.again(node)),
+      this.last && canContinue(node) && iconButton("play", "Continue", () => this.actions.proceed(node)),
+      this.#deleteButton(),
     );
     return [...this.#turns(), figures, buttons];
+  }
+
+  #deleteButton() {
+    return iconButton("bin", "Delete from here", () => this.actions.cut(this.node));
   }
 
   // ‹ 2 of 3 ›
@@ -172,6 +182,12 @@ export class MessageView {
       ),
     ];
   }
+}
+
+// Whether an answer ended before its end, in its text: a thought or a call is made anew.
+function canContinue({ state, finish, content, calls }) {
+  const early = state === "stopped" || state === "cut" || state === "error" || (state === "done" && finish === "length");
+  return early && Boolean(content?.trim()) && !calls?.length;
 }
 
 // The figures of an answer, as short phrases.

@@ -1,6 +1,7 @@
 // What an answer is asked for with: the fields, their form, and how they become a request's body.
 
-import { h, iconButton } from "./dom.js";
+import { h, iconButton, toast } from "./dom.js";
+import * as store from "./store.js";
 
 // kind: text, area, number, choice, lines, json. An empty field is left to the model.
 export const GROUPS = [
@@ -132,20 +133,53 @@ export function fillDialog(dialog, settings, models, defaults, changed) {
     const rows = group.fields.map((field) => row(field, settings, models, defaults, changed));
     return h("fieldset", { class: group.title === "Sampling" ? "pairs" : null }, h("legend", null, group.title), rows);
   });
-  const clear = () => {
-    for (const field of FIELDS) delete settings[field.name];
+  const again = (given) => {
+    for (const { name } of FIELDS) {
+      if (typeof given[name] === "string") settings[name] = given[name];
+      else delete settings[name];
+    }
     changed();
     fillDialog(dialog, settings, models, defaults, changed);
   };
   dialog.replaceChildren(
     h("header", null, h("h2", { id: "settings-title" }, "Settings"), iconButton("close", "Close", () => dialog.close())),
-    h("div", { class: "drawer-body" }, groups),
+    h("div", { class: "drawer-body" }, presets(settings, again), groups),
     h(
       "footer",
       null,
       h("p", { class: "hint" }, "These settings apply to this conversation and to new ones."),
-      h("button", { type: "button", class: "link", onclick: clear }, "Reset all to defaults"),
+      h("button", { type: "button", class: "link", onclick: () => again({}) }, "Reset all to defaults"),
     ),
+  );
+}
+
+// Named settings: one is chosen, or what is set now is saved under a name.
+function presets(settings, apply) {
+  const kept = store.presets();
+  const names = Object.keys(kept).sort();
+  const options = ["", ...names].map((name) => h("option", { value: name }, name || (names.length ? "Choose one" : "None yet")));
+  const choice = h("select", { id: "preset", onchange: () => choice.value && apply(kept[choice.value]) }, options);
+  const name = h("input", { id: "preset-name", type: "text", maxlength: 60, placeholder: "Name", "aria-label": "Name of the preset" });
+  const save = () => {
+    if (!name.value.trim()) return name.focus();
+    store.keepPreset(name.value.trim(), settings);
+    apply(settings);
+    toast(`Saved “${name.value.trim()}”.`);
+  };
+  const remove = () => {
+    const gone = name.value.trim() || choice.value;
+    if (!(gone in kept)) return name.focus();
+    store.keepPreset(gone, null);
+    apply(settings);
+    toast(`Deleted “${gone}”.`);
+  };
+  const button = (words, act) => h("button", { type: "button", class: "button", onclick: act }, words);
+  return h(
+    "fieldset",
+    null,
+    h("legend", null, "Preset"),
+    h("div", { class: "field" }, h("label", { for: "preset" }, "Saved settings"), choice),
+    h("div", { class: "preset-row" }, name, button("Save", save), button("Delete", remove)),
   );
 }
 

@@ -1,6 +1,6 @@
 // The list of conversations: by day, with a name that can be changed, and an undo for deletions.
 
-import { h, iconButton, toast } from "./dom.js";
+import { h, iconButton, saveFile, toast } from "./dom.js";
 import * as store from "./store.js";
 
 // `actions`: open(id), removed(id). `busy(id)` says whether an answer is being written there.
@@ -9,11 +9,23 @@ export class Side {
     this.box = box;
     this.actions = actions;
     this.busy = busy;
+    this.words = [];
+    this.search = document.getElementById("search");
+    this.search.addEventListener("input", () => {
+      this.words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
+      this.show(this.current);
+    });
   }
 
   show(current) {
     this.current = current;
-    const rows = store.list();
+    const all = store.list();
+    this.search.hidden = all.length < 2;
+    const rows = this.words.length ? all.filter((row) => this.#matches(row)) : all;
+    if (!rows.length && all.length) {
+      this.box.replaceChildren(h("p", { class: "hint" }, "No conversation has these words."));
+      return;
+    }
     if (!rows.length) {
       this.box.replaceChildren(h("p", { class: "hint" }, "Conversations are kept in this browser alone."));
       return;
@@ -28,12 +40,23 @@ export class Side {
     this.box.replaceChildren(...parts.flat());
   }
 
+  // Whether every word of the search is in the title or in a message.
+  #matches({ id, title }) {
+    const nodes = Object.values(store.load(id)?.nodes ?? {});
+    const texts = nodes.flatMap((node) => [node.content, ...(node.files ?? []).map((file) => file.name)]);
+    const text = [title, ...texts].join("\n").toLowerCase();
+    return this.words.every((word) => text.includes(word));
+  }
+
   #row({ id, title }) {
     const open = h("a", { href: `#chat/${id}`, "aria-current": id === this.current ? "page" : null, title }, title);
     const busy = this.busy(id) && h("i", { class: "busy", title: "An answer is being written" });
     const rename = iconButton("edit", `Rename ${title}`, () => this.#rename(item, id, title));
     const remove = iconButton("bin", `Delete ${title}`, () => this.#remove(id, title));
-    const item = h("li", { class: id === this.current ? "current" : null }, open, busy, h("span", { class: "row-buttons" }, rename, remove));
+    const save = iconButton("save", `Save ${title} as Markdown`, () => {
+      saveFile(`${title.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60)}.md`, "text/markdown", store.asMarkdown(store.load(id)));
+    });
+    const item = h("li", { class: id === this.current ? "current" : null }, open, busy, h("span", { class: "row-buttons" }, rename, save, remove));
     return item;
   }
 

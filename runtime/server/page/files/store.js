@@ -1,6 +1,8 @@
 // Conversations in the browser's storage. A conversation is a tree: a regenerated answer and an edited
 // question are siblings of the first one, and `leaf` selects the path that is shown.
 
+import { dataUrl, keepDataUrl } from "./attachments.js";
+
 // The browser's storage, or memory where it is not allowed: the page then works until it is closed.
 class Storage {
   #kept = new Map();
@@ -45,6 +47,8 @@ export const session = new Storage(() => window.sessionStorage);
 const INDEX = "spark.conversations"; // [{id, title, at}], the newest first
 export const ONE = "spark.conversation."; // and the id
 const LAST = "spark.last"; // {settings} that a new conversation begins with
+
+const PRESETS = "spark.presets";
 
 export class Full extends Error {}
 
@@ -104,6 +108,20 @@ export function keepSettings(settings) {
   }
 }
 
+// Named settings: {name: settings}.
+export function presets() {
+  const found = readJson(PRESETS, {});
+  return typeof found === "object" && !Array.isArray(found) ? found : {};
+}
+
+// Keeps settings under a name; null deletes them.
+export function keepPreset(name, settings) {
+  const found = presets();
+  if (settings) found[name] = { ...settings };
+  else delete found[name];
+  writeJson(PRESETS, found);
+}
+
 export function remove(id) {
   local.remove(ONE + id);
   writeJson(INDEX, list().filter((row) => row.id !== id));
@@ -112,7 +130,7 @@ export function remove(id) {
 export function titleOf(conversation) {
   if (conversation.title) return conversation.title;
   const first = Object.values(conversation.nodes).find((node) => node.role === "user");
-  const words = (first?.content ?? "").replace(/\s+/g, " ").trim();
+  const words = (first?.content || first?.files?.[0].name || "").replace(/\s+/g, " ").trim();
   return words.length > 60 ? `${words.slice(0, 58).trimEnd()}…` : words || "New conversation";
 }
 
@@ -153,15 +171,49 @@ function lastChild(conversation, node) {
   return children.sort((a, b) => b.at - a.at)[0];
 }
 
+// Takes out `node` and everything below it; what is shown then is another version, or what was
+// before it.
+export function cut(conversation, node) {
+  const [other] = siblings(conversation, node).filter((n) => n !== node).slice(-1);
+  const gone = [node];
+  for (const at of gone) gone.push(...Object.values(conversation.nodes).filter((n) => n.parent === at.id));
+  for (const { id } of gone) delete conversation.nodes[id];
+  if (other) show(conversation, other);
+  else conversation.leaf = node.parent;
+}
+
 // --- files ---
 
-export function exportAll() {
+const SPEAKERS = { user: "You", assistant: "Answer", tool: "Result" };
+
+// The shown path as Markdown: thoughts are quoted, calls and files are named.
+export function asMarkdown(conversation) {
+  const parts = [`# ${titleOf(conversation)}`];
+  for (const node of path(conversation)) {
+    parts.push(`## ${SPEAKERS[node.role]}${node.role === "tool" ? ` of ${node.name}` : ""}`);
+    for (const file of node.files ?? []) parts.push(`[${file.kind === "image" ? "image" : "file"}: ${file.name}]`);
+    if (node.reasoning) parts.push(node.reasoning.trim().replace(/^/gm, "> "));
+    if (node.content) parts.push(node.content.trim());
+    for (const call of node.calls ?? []) parts.push(`Call of \`${call.name}\`:\n\n~~~~json\n${call.arguments}\n~~~~`);
+  }
+  return `${parts.join("\n\n")}\n`;
+}
+
+// The keys of a conversation's images.
+export function imagesOf(conversation) {
+  const files = Object.values(conversation?.nodes ?? {}).flatMap((node) => node.files ?? []);
+  return files.filter((file) => file.kind === "image").map((file) => file.key);
+}
+
+export async function exportAll() {
   const all = list().map((row) => load(row.id)).filter(Boolean);
-  return JSON.stringify({ kind: "spark conversations", version: 1, conversations: all }, null, 1);
+  const images = {};
+  for (const key of all.flatMap(imagesOf)) images[key] = (await dataUrl(key)) ?? undefined;
+  return JSON.stringify({ kind: "spark conversations", version: 1, conversations: all, images }, null, 1);
 }
 
 // How many conversations of an exported file were taken. Throws Error with words for the user.
-export function importAll(text) {
+export async function importAll(text) {
   let file;
   try {
     file = JSON.parse(text);
@@ -174,6 +226,7 @@ export function importAll(text) {
   for (const given of file.conversations) {
     if (!isConversation(given)) throw new Error("A conversation in this file is malformed.");
     if (known.has(given.id)) continue;
+    for (const key of imagesOf(given)) if (file.images?.[key]) await keepDataUrl(key, file.images[key]);
     save(given);
     taken++;
   }
@@ -183,6 +236,8 @@ export function importAll(text) {
 function isConversation(given) {
   if (typeof given?.id !== "string" || typeof given.nodes !== "object" || !given.nodes) return false;
   const roles = new Set(["user", "assistant", "tool"]);
-  const sound = (n) => roles.has(n?.role) && (n.content === null || typeof n.content === "string");
+  const isFile = (f) => typeof f?.name === "string" && typeof (f.kind === "image" ? f.key : f.text) === "string";
+  const sound = (n) =>
+    roles.has(n?.role) && (n.content === null || typeof n.content === "string") && (n.files ?? []).every(isFile);
   return Object.entries(given.nodes).every(([id, node]) => sound(node) && node.id === id);
 }

@@ -1,5 +1,6 @@
 """Log-probabilities of a prompt's own tokens, in each form in which clients ask for them."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.server.engine_client.client import Mailbox
 from spark_engine.runtime.server.operation.http_request import HttpRequest
 from spark_engine.runtime.server.operation.keys import Keyring
+from tests.loop_watch import LIMIT_S, watched
 from tests.runtime.fake_client import FakeClient
 from tests.runtime.server.api.api_client import ApiClient, events, tokenizer
 from tests.runtime.server.operation.test_metrics import samples
@@ -45,9 +47,23 @@ class Scoring(FakeClient):
         return Event(number, token, _chance(token), top)
 
 
-def _client(**options: Any) -> ApiClient:
+class ByTurns(Scoring):
+    """Two tokens in each turn of the event loop."""
+
+    def submit(self, requests: Sequence[Request], box: Mailbox, slots: int) -> list[int]:
+        made: Mailbox = asyncio.Queue()
+        self.feeding = asyncio.create_task(self._feed(made, box))
+        return super().submit(requests, made, slots)
+
+    async def _feed(self, made: Mailbox, box: Mailbox) -> None:
+        while not made.empty():
+            box.put_nowait(made.get_nowait())
+            await asyncio.sleep(0)
+
+
+def _client(kind: type[Scoring] = Scoring, **options: Any) -> ApiClient:
     server = ApiClient("x", **options)
-    server.client = server.service.client = Scoring()  # type: ignore[assignment]
+    server.client = server.service.client = kind()  # type: ignore[assignment]
     return server
 
 
@@ -127,6 +143,31 @@ def test_an_echo_alone(stream: bool) -> None:
         (choice,) = answer.json()["choices"]
         assert (choice["text"], choice["logprobs"]) == (PROMPT, None)
         assert answer.json()["usage"]["completion_tokens"] == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_of_one_token_has_nothing_to_score(stream: bool) -> None:
+    ids = tokenizer().encode("a bear")
+    body = {"prompt": [ids[:1], ids], "echo": True, "logprobs": 1, "max_tokens": 0}
+    answer = _client().post(TEXT, {**body, "stream": stream})
+    assert answer.status_code == 200
+    if not stream:
+        one, whole = answer.json()["choices"]
+        assert (one["text"], one["logprobs"]["tokens"]) == (_words(ids)[0], _words(ids[:1]))
+        assert one["logprobs"]["token_logprobs"] == one["logprobs"]["top_logprobs"] == [None]
+        assert whole["logprobs"]["tokens"] == _words(ids)
+        assert answer.json()["usage"]["completion_tokens"] == 0
+    answer = _client().post(TEXT, {"prompt": ids[:1], "max_tokens": 0, "prompt_logprobs": 1})
+    assert answer.json()["choices"][0]["prompt_logprobs"] == [None]
+
+
+def test_the_scores_of_a_long_prompt_do_not_hold_the_event_loop() -> None:
+    body = {"prompt": [70] * 12_000, "echo": True, "logprobs": 20, "prompt_logprobs": 20}
+    server = _client(ByTurns, context=16_384)
+    with watched() as longest:
+        choice = server.post(TEXT, {**body, "max_tokens": 1}).json()["choices"][0]
+    assert len(choice["prompt_logprobs"]) == len(choice["logprobs"]["tokens"]) - 1 == 12_000
+    assert longest.seconds < LIMIT_S, longest
 
 
 def test_a_scored_prompt_counts_as_a_whole(tmp_path: Path) -> None:

@@ -15,9 +15,13 @@ import uvicorn
 
 from spark_engine.errors import OptionError
 from spark_engine.runtime.server.http import tls as module
+from spark_engine.runtime.server.http.connections import Connections
 from spark_engine.runtime.server.http.tls import ServerTls
 from spark_engine.runtime.server.operation.keys import Keyring
 from spark_engine.runtime.server.process.lifecycle import on_hangup
+from spark_engine.runtime.server.process.options import ServerOptions
+from spark_engine.runtime.server.process.port import bind
+from spark_engine.runtime.server.process.server import config_of
 from tests.certificates import OPENSSL, needs_openssl, pair
 from tests.runtime.server.api.api_client import ApiClient
 
@@ -163,7 +167,7 @@ def test_https_is_served(tmp_path: Path) -> None:
 @needs_openssl
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\xff\xff", b"\x16\x03\x01\x02\x00\x01"])
 def test_half_a_handshake_is_closed_in_time(tmp_path: Path, sent: bytes) -> None:
-    """A connection takes a descriptor, and is not counted before its handshake has ended."""
+    """A connection takes a descriptor before its handshake has ended."""
     config = uvicorn.Config(ApiClient("hello").app, port=0, log_level="critical")
 
     async def ask() -> bytes:
@@ -185,3 +189,38 @@ def test_half_a_handshake_is_closed_in_time(tmp_path: Path, sent: bytes) -> None
         return found
 
     assert asyncio.run(ask()) == b""
+
+
+@needs_openssl
+def test_handshakes_are_counted_and_the_oldest_makes_room(tmp_path: Path) -> None:
+    cert, key = pair(tmp_path, "one")
+    connections = Connections(2, 60.0)
+    options = ServerOptions(tls_cert=cert, tls_key=key)
+    config, tls = config_of(ApiClient("hello").app, connections, options), ServerTls.of(cert, key)
+    assert tls is not None
+
+    async def get(port: int) -> int:
+        known = ssl.create_default_context(cafile=cert)
+        async with httpx.AsyncClient(verify=known, timeout=60) as client:
+            return (await client.get(f"https://127.0.0.1:{port}/health")).status_code
+
+    async def run() -> None:
+        tls.serve_with(config, 60.0)
+        listener, server = bind("127.0.0.1", 0), uvicorn.Server(config)
+        listener.accepted = connections.shake
+        task = asyncio.create_task(server.serve([listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port = listener.getsockname()[1]
+        first = await asyncio.open_connection("127.0.0.1", port)
+        assert [await get(port) for _ in range(4)] == [200] * 4, "those that have ended are none"
+        second = await asyncio.open_connection("127.0.0.1", port)
+        assert await get(port) == 200
+        assert await first[0].read() == b"" and not second[0].at_eof()
+        for _, writer in (first, second):
+            writer.close()
+        server.should_exit = True
+        await task
+        listener.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))

@@ -166,7 +166,7 @@ def test_the_time_of_a_request_counts_its_tokenising(tokenizer: Counting) -> Non
     async def ask() -> None:
         for start, body in jobs:
             with pytest.raises(TimedOut, match="more than 0.05 s; send a shorter prompt or"):
-                await start(body)
+                await asyncio.wait_for(start(body), 60)  # or it would hang
 
     asyncio.run(ask())
     assert client.submitted == [] and pool.taken == 3 and served.open == 0

@@ -1,10 +1,12 @@
 // The contents of a line of Markdown: emphasis, code, links. Gives nodes; markup stays text.
 
-import { h } from "./dom.js";
+import { h } from "../dom.js";
+import { math } from "./math.js";
 
 const SAFE = /^(?:https?:\/\/|mailto:)/i;
 const BARE = /https?:\/\/[^\s<>"'`]+/y;
 const ANGLED = /<((?:https?:\/\/|mailto:)[^\s<>]+)>/y;
+const DOLLARS = /\$([^\s$](?:[^$\n\\]|\\.){0,400}?)(?<!\s)\$(?![\w$])/y;
 const ESCAPED = /[!-/:-@[-`{-~]/;
 const SPECIAL = /[\\`*_~[!<hH\n$&]/g;
 const ENTITY = /&(?:amp|lt|gt|quot|apos|nbsp|#\d{1,6}|#[xX][\da-fA-F]{1,5});/y;
@@ -81,7 +83,7 @@ class Reader {
       case "H":
         return /\w/.test(text[i - 1] ?? "") ? i : this.address(BARE, i);
       case "$":
-        return this.math(i, "$$", "$$");
+        return text[i + 1] === "$" ? this.math(i, "$$", "$$") : this.dollars(i);
       case "&":
         return this.entity(i);
       default: // a newline: models mean a new line by it
@@ -118,8 +120,17 @@ class Reader {
     if (!this.text.startsWith(open, i)) return i;
     const end = this.find(close, i + open.length);
     if (end < 0) return i;
-    this.put(h("code", { class: "math" }, this.text.slice(i + open.length, end).trim()));
+    this.put(math(this.text.slice(i + open.length, end).trim(), false));
     return end + close.length;
+  }
+
+  // $x$, but not prices: no space after the first or before the last one, and no letter or digit after that.
+  dollars(i) {
+    DOLLARS.lastIndex = i;
+    const found = DOLLARS.exec(this.text);
+    if (!found || /[\w$]/.test(this.text[i - 1] ?? "")) return i;
+    this.put(math(found[1], false));
+    return i + found[0].length;
   }
 
   // indexOf that does not look again for what is not there.

@@ -2,9 +2,10 @@
 // alone; images become links, since nothing is fetched for a model. Text may end anywhere: what is
 // open is shown as if it ended there.
 
-import { copyButton, h } from "./dom.js";
+import { copyButton, h } from "../dom.js";
 import { pieces } from "./highlight.js";
 import { inline } from "./inline.js";
+import { math } from "./math.js";
 
 const FENCE = /^( {0,3})(`{3,}|~{3,})([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?: |$)/;
@@ -191,7 +192,7 @@ function make(block, depth) {
     case "code":
       return makeCode(block);
     case "math":
-      return h("pre", { class: "math" }, block.text);
+      return math(block.text, true);
     case "quote":
       return h("blockquote", null, within(block.text, depth));
     case "list":
