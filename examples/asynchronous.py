@@ -13,10 +13,10 @@ async def tell(llm: LLM, prompt: str) -> str:
 
 
 async def main(llm: LLM) -> None:
+    answers = asyncio.create_task(llm.agenerate(["One day, Tom", "A bird"], PARAMS))
     stories = [tell(llm, prompt) for prompt in ("Once upon a time", "The little bear")]
-    answers = llm.agenerate(["One day, Tom", "A bird"], PARAMS)
-    *told, found = await asyncio.gather(*stories, answers)
-    print(*told, *(answer.text for answer in found), sep="\n")
+    print(*await asyncio.gather(*stories), sep="\n")
+    print(*(answer.text for answer in await answers), sep="\n")
 
 
 with LLM(*sys.argv[1:2]) as opened:

@@ -142,7 +142,7 @@ WRONG = [
     (("--prompt", "a", "--cache-gib", "0"), "--cache-gib does nothing with --prompt"),
     (
         ("--prompt", "a", "--policy", "latency"),
-        "--policy does nothing with --prompt; it is for --serve",
+        "--policy does nothing with --prompt; it is for --serve and --batch",
     ),
     (("--serve", "--policy", "fast"), "'fast' is not one of 'latency', 'balanced', 'throughput'"),
     (("--serve", "--itl-ms", "0"), "--itl-ms 0: give milliseconds above 0"),
