@@ -44,7 +44,6 @@ def _built(m: Manifest) -> Json:
     )
     return {
         **{name: plain[name] for name in kept},
-        "vision": plain.get("vision"),
         "buckets": _buckets(m),
         "quantisation": _quantisation(m),
         "tactics": [_tactic(row) for row in m.tactics],

@@ -1,1 +1,0 @@
-"""Images of prompts: from encoded files to resized pixels. Knows Pillow, no server."""
