@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.builder.native.launches import launches
@@ -119,7 +120,10 @@ def _alone(
     payload = folder.engine(bucket).payload
     if has_graph(loaded):
         weights = map_weights(folder.weights_of(launch.rank))
-        return NodeBodies(graphs_of(payload, folder.manifest.ranks), weights), lambda step: True
+        specs = [info.spec for info in loaded.states if info.unit == "image"]
+        unread = {s.name: np.full((2, *s.shape[1:]), np.nan, s.dtype.numpy) for s in specs}
+        graphs = graphs_of(payload, folder.manifest.ranks)
+        return NodeBodies(graphs, weights, unread), lambda step: True
     alone = NativeNodes(own_executor(loaded, launch.key), payload, launch.weights)
     if folder.manifest.ranks == 1:
         return alone, lambda step: True

@@ -20,15 +20,24 @@ from spark_engine.tensors import DType
 
 
 class NodeBodies:
-    """Runs single nodes of one payload on onnxruntime; `graphs` are its models."""
+    """Runs single nodes of one payload on onnxruntime; `graphs` are its models.
 
-    def __init__(self, graphs: Sequence[bytes], weights: Mapping[str, NDArray[Any]]) -> None:
+    `unread`: arrays of states that texts do not read, for nodes that were recorded without them.
+    """
+
+    def __init__(
+        self,
+        graphs: Sequence[bytes],
+        weights: Mapping[str, NDArray[Any]],
+        unread: Mapping[str, NDArray[Any]],
+    ) -> None:
         models = [onnx.load_from_string(graph) for graph in graphs]
         self._nodes = {node.name: node for model in models for node in model.graph.node}
         self._functions = {f.name: f for model in models for f in model.functions}
         self._opsets = list(models[0].opset_import)
         self._ir_version = models[0].ir_version
         self._weights = weights
+        self._unread = unread
 
     def run(self, recorded: Recorded) -> tuple[NDArray[Any], ...]:
         """The node's outputs for the recorded operands and the payload's weights.
@@ -43,6 +52,8 @@ class NodeBodies:
             )
         named = zip(step.inputs, recorded.operands, strict=True)
         operands = {name: self._weights.get(name, array) for name, array in named}
+        wanted = self._nodes[step.name].input
+        operands |= {name: array for name, array in self._unread.items() if name in wanted}
         outputs = dict(zip(step.outputs, recorded.results, strict=True))
         for tensors in (operands, outputs):
             for name in tensors.keys() & recorded.states.keys():

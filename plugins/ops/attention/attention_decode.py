@@ -72,7 +72,7 @@ def tolerance(attrs: Attrs) -> Tolerance:
     mostly from rounding it to bf16; 0.8 % of the codes differ, each by one step."""
     if attrs["kv_dtype"] == DType.F8E4M3.value:
         return Tolerance(codes=0.02)
-    return Tolerance(element=2.0**-5, exact=4e-3, codes=0.03, blur=2.0**-7)
+    return Tolerance(element=6 * 2.0**-7, exact=4e-3, codes=0.03, blur=2.0**-7)
 
 
 def _check(node: Named) -> str | None:

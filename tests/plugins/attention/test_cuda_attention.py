@@ -105,7 +105,7 @@ def check(bench: cuda_node.Bench, launch: Launch, tactic: int = 0) -> None:
     for outputs in (got, want):
         launch.ignore(outputs)
     limits = Tolerance()
-    wide = replace(limits, element=2.0**-5 if launch.kv is B16 else limits.element)  # q is bf16 too
+    wide = OP.tolerance(launch.attrs) if launch.kv is B16 else limits  # q is bf16 too
     assert cuda_node.compare("o", got[0], want[0], wide, False) == ""
     for g, w, before in zip(got[1:], want[1:], arrays[6:8], strict=True):
         g_bits, w_bits, old = (x.view(f"u{x.itemsize}") for x in (g, w, before))

@@ -218,11 +218,15 @@ def test_experts_equal_the_reference(one: Routed, bench: cuda_node.Bench) -> Non
     found = []
     for work, got in zip(works, made, strict=True):
         label = f"{work.tactic.name} {one.label}"
-        cuda_node.compare(label, got, want, Tolerance(element=2.0**-5), False)
         own = work.tactic.name in OWN_ORDER
+        # Sums of Hopper's FP8 products have 13 bits: 0.5 % of the inner codes are another, and in
+        # numpy one of them moves an element of the cases by 0.14 of the spread.
+        short = own and one.attrs["format"] == "fp8_block"
+        element = 2.0**-2 if short else 2.0**-5
+        cuda_node.compare(label, got, want, Tolerance(element=element), False)
         norm = 1e-2 if one.attrs["format"] in QUANTISED else 4e-3  # a code may round differently
         rounds = one.attrs["format"] == "int4"  # weights to bf16
-        near = Tolerance(norm=norm, element=2.0**-5 if norm > 4e-3 or own or rounds else 2.0**-7)
+        near = Tolerance(norm=norm, element=element if norm > 4e-3 or own or rounds else 2.0**-7)
         cuda_node.compare(label, got, with_bf16_inside(one, arrays, own), near, False)
         if not own:
             found.append(got.tobytes())
