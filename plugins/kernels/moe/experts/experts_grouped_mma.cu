@@ -385,7 +385,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     moe_up(const u8* x, const int* ids, const u8* w13, const u8* scale, const float* scale2,
            const float* given, void* h, int tokens CHUNK_ARG) {
   ids += (u64)chunk_start * K1;
-  if (!BY_PAIR) x += (u64)chunk_start * HIDDEN * 2;  // else it is scratch memory
+  // Quantised rows are in scratch memory, which has one chunk.
+  if (QUANT == 0 || CODES) x += (u64)chunk_start * HIDDEN * 2;
   stream<true>(x, ids, tokens, w13, scale, {scale2, given}, h);
 }
 
