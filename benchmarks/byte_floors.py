@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from spark_engine.models.config.model_config import FULL
 from spark_engine.models.weights.stored_model import Model
@@ -119,3 +120,8 @@ class Floor:
         named = (tensors.get(f"{module}.{x}") for x in ("weight", "qweight", "weight_packed"))
         weight = next(t for t in named if t is not None)
         return _STORED.get(weight.dtype, "linear-bf16")
+
+
+def floor_of(row: Mapping[str, Any]) -> float:
+    """Milliseconds of the bytes that this engine's step must move, what its ring saves left out."""
+    return float(row.get("ring_floor_ms", row["floor_ms"]))

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import time_layouts
+from benchmarks.byte_floors import floor_of
 from benchmarks.rehearsal.gb10 import tables as predicted_tables
 from benchmarks.rehearsal.gb10.tables import table
 from benchmarks.rehearsal.tables import rehearsed
@@ -26,6 +28,7 @@ PAGES = (
 DECODE = RESULTS / "decode"
 DEFAULT = DECODE / "default_h200.json"  # engines as `spark-build` without options makes
 DRAFTS = DECODE / "drafts_h200.json.xz"  # rounds of drafts of chosen acceptances
+LAYOUTS = DECODE / "layouts_h100.json"  # by `time_layouts`
 FITTED = DECODE / "decode_h200.json"  # buckets and context fitted to the benchmark
 RENAMED = {"bench_decode": "time_step", "--npl": "--rows", "--default-build": "--build ''"}
 STATE, THEIR_STATE = "f32", "fp32"
@@ -42,8 +45,10 @@ Row = Mapping[str, Any]
 
 
 def rows_of(path: Path, state: str = STATE) -> dict[tuple[str, int], Row]:
-    """The rows of a file with that recurrent state, by (model, sequences), ascending."""
+    """The rows of a file with that recurrent state, by (model, sequences), ascending; of several
+    contexts the shortest."""
     rows = [r for r in read(path)["rows"] if r["gdn_state"] == state]
+    rows.sort(key=lambda r: -r.get("ctx", 0))
     return {(r["model"], r["npl"]): r for r in sorted(rows, key=lambda r: (r["model"], r["npl"]))}
 
 
@@ -51,11 +56,6 @@ def baselines() -> dict[str, dict[tuple[str, int], Row]]:
     """vLLM's rows by its version, oldest first."""
     files = sorted((ROOT / "benchmarks" / "baselines").glob("vllm_*_h200.json"))
     return {path.name.split("_")[1]: rows_of(path, THEIR_STATE) for path in files}
-
-
-def floor_of(row: Row) -> float:
-    """Milliseconds of the bytes that this engine's step must move, what its ring saves left out."""
-    return float(row.get("ring_floor_ms", row["floor_ms"]))
 
 
 def decode() -> str:
@@ -94,6 +94,10 @@ def _origins(rows: Sequence[Row]) -> set[str]:
         f"`{command_of(row)}`"
         for row in rows
     }
+
+
+def _cards(rows: Iterable[Row]) -> set[str]:
+    return {f"{r['card']}, driver {r['driver']}, commit {r['commit']}, {r['date']}" for r in rows}
 
 
 def command_of(row: Row) -> str:
@@ -278,6 +282,12 @@ def kept() -> str:
     return table(["", "sequences", "no drafts", *map(_rates, sets)], cells)
 
 
+def layouts() -> str:
+    """Steps and prefill of other formats, next to their floors and aims."""
+    found = time_layouts.timed(LAYOUTS)
+    return "\n".join([*time_layouts.table(found), "", *sorted(_cards(found.values()))])
+
+
 def machines() -> str:
     """The README's: tokens a second of each model on each machine, and where the figure is from."""
     ours = rows_of(DEFAULT)
@@ -306,6 +316,7 @@ TABLES = {
     "predicted": predicted,
     "gb10": gb10,
     "kept": kept,
+    "layouts": layouts,
     "machines": machines,
     "rehearsed": rehearsed,
     "checkpoints": checkpoints,

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.byte_floors import H200_BANDWIDTH
-from benchmarks.performance import floor_of
+from benchmarks.byte_floors import H200_BANDWIDTH, floor_of
 from benchmarks.result_files import read
 from benchmarks.run_table import run
 from benchmarks.weightless_plan import options, plan_of

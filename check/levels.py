@@ -121,7 +121,8 @@ def _alone(
     if has_graph(loaded):
         weights = map_weights(folder.weights_of(launch.rank))
         specs = [info.spec for info in loaded.states if info.unit == "image"]
-        unread = {s.name: np.full((2, *s.shape[1:]), np.nan, s.dtype.numpy) for s in specs}
+        shapes = {s: (2, *map(int, s.shape[1:])) for s in specs}
+        unread = {s.name: np.full(shape, np.nan, s.dtype.numpy) for s, shape in shapes.items()}
         graphs = graphs_of(payload, folder.manifest.ranks)
         return NodeBodies(graphs, weights, unread), lambda step: True
     alone = NativeNodes(own_executor(loaded, launch.key), payload, launch.weights)

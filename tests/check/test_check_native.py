@@ -36,7 +36,9 @@ def built(folder: Path, target: str, kv: str = "auto", format: str = "modelopt_m
     """An engine of one random checkpoint."""
     checkpoint = folder / "checkpoint"
     if not checkpoint.exists():
-        write_checkpoint(checkpoint, format=format, moe=format == "gptq")
+        # Every expert: a random router would choose others for a tenth of the rows.
+        every = {"num_experts_per_tok": 8} if (moe := format == "gptq") else {}
+        write_checkpoint(checkpoint, every, format=format, moe=moe)
     options = Options(target=target, kv_dtype=kv, timing=None, **SIZES)  # type: ignore[arg-type]
     build(checkpoint, folder / target, options, lambda text: None)
     return folder / target
