@@ -15,7 +15,7 @@ TORCH := torch==2.13.0
 PACKAGES := bench builder check device models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: lock ranks run figures test pytest kernels lint types mutants mutation abuse fuzz forms newcomer served soak soak-server batch replicas page clients agents clean
+.PHONY: lock ranks run figures test pytest kernels lint types mutants mutation abuse fuzz forms newcomer served soak soak-server batch replicas page clients agents dist clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -44,6 +44,17 @@ OUT ?= figures
 STAGES ?= *
 figures: $(VENV)/.test
 	$(BIN)/python -m benchmarks.run_table --out '$(OUT)' --stages '$(STAGES)'
+
+# What a release has, in dist/: wheel, source archive, the packages that the wheel's users get (CycloneDX) and
+# checksums.
+dist: $(VENV)/.test
+	rm -rf dist $(VENV)/release
+	SPARK_COMMIT=$$(git rev-parse HEAD) $(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv $(VENV)/release
+	$(VENV)/release/bin/pip install --quiet "$$(ls dist/*.whl)[cuda,hub,vision]"
+	$(PIP) install 'cyclonedx-bom>=7,<8'
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml -o dist/sbom.cdx.json $(VENV)/release/bin/python
+	cd dist && sha256sum * > SHA256SUMS
 
 # What a newcomer meets: a wheel in an empty environment, wrong names, full disks, signals.
 newcomer: $(VENV)/.test

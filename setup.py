@@ -1,9 +1,11 @@
 """Lists the packages with the names that they are imported by (pyproject.toml).
 
-A build from a git checkout, or with SPARK_COMMIT in the environment, stores the commit.
+The metadata's readme is README.md without links into the repository. A build from a git checkout,
+or with SPARK_COMMIT in the environment, stores the commit.
 """
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -29,6 +31,19 @@ def commit() -> str:
         return ""
 
 
+def readme() -> str:
+    """README.md outside the repository: links into it are paths, pictures are left out."""
+    text = (ROOT / "README.md").read_text()
+    text = re.sub(r"!\[[^]]*\]\((?!https?:)[^)]*\)\n*", "", text)
+    text = re.sub(r"\[([^]]*)\]\((?!https?:)([^)#]*)[^)]*\)", _path, text)
+    return re.sub(r"<!--.*?-->\n", "", text)
+
+
+def _path(link: re.Match[str]) -> str:
+    """A link's text, and its file where the text is not that."""
+    return f"`{link[2]}`" if link[1] == link[2] else f"{link[1]} (`{link[2]}`)"
+
+
 class Build(build_py):
     """Writes `spark_engine/commit.txt`, which runtime/server/operation/release.py reads."""
 
@@ -41,4 +56,6 @@ class Build(build_py):
 setup(
     packages=["spark_engine", *(f"spark_engine.{name}" for name in FOUND)],
     cmdclass={"build_py": Build},
+    long_description=readme(),
+    long_description_content_type="text/markdown",
 )

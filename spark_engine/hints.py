@@ -8,22 +8,40 @@ import re
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
-from importlib import import_module
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from shutil import which
 
 
-def extra(name: str) -> str:
-    """The command that installs what an extra of the package has, into the environment that this
-    program runs in: a bare `pip` may be another's, or none (uv makes environments without it)."""
-    python, what = quote(sys.executable or "python3"), f"'spark-engine[{name}]'"
+def extra(*names: str) -> str:
+    """The command that installs what extras of the package have, into the environment that this
+    program runs in: a bare `pip` may be another's, or none (uv makes environments without it).
+
+    It names the packages: the project's own name is not on the index, where a stranger may take it.
+    """
+    python, what = quote(sys.executable or "python3"), " ".join(map(quote, _packages(*names)))
     if find_spec("pip") is not None:
         return f"{python} -m pip install {what}"
     if which("uv") is None and find_spec("ensurepip") is not None:
         return f"{python} -m ensurepip && {python} -m pip install {what}"
     return f"uv pip install --python {python} {what}"
+
+
+def _packages(*names: str) -> list[str]:
+    """The requirements of extras by the installed metadata, each once."""
+    try:
+        listed = metadata.requires("spark-engine") or []
+    except metadata.PackageNotFoundError:
+        listed = []
+    found: dict[str, None] = {}
+    for line in listed:
+        requirement, _, condition = line.partition(";")
+        if any(re.search(rf"extra == .{name}.$", condition.strip()) for name in names):
+            own = re.fullmatch(r"spark-engine\[(.*)\]", requirement.strip())
+            found |= dict.fromkeys(_packages(own[1]) if own else [requirement.strip()])
+    return list(found) or [f".[{','.join(names)}]"]  # sources that are not installed
 
 
 WSL = Path("/usr/lib/wsl/lib/libcuda.so.1")

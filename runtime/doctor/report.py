@@ -69,7 +69,7 @@ class DoctorReport:
             yield f"disk        {_gib(free)} free for {folder}"
         installed = [name for name, missing in self.extras.items() if not missing]
         absent = [name for name, missing in self.extras.items() if missing]
-        lacks = f"; not installed: {', '.join(absent)} ({extra('NAME')})" if absent else ""
+        lacks = f"; not installed: {', '.join(absent)} ({extra(*absent)})" if absent else ""
         yield f"extras      installed: {', '.join(installed) or 'none'}{lacks}"
         for engine in self.engines:
             yield from _engine(engine)

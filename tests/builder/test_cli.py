@@ -121,7 +121,7 @@ def test_the_default_folder_is_named_after_the_checkpoint(
 
 
 # Without NVIDIA's compiler that is said first.
-NO_F32_PAGES = "bf16 or fp8 pages" if importlib.util.find_spec("cuda") else "spark-engine[cuda]"
+NO_F32_PAGES = "bf16 or fp8 pages" if importlib.util.find_spec("cuda") else "cuda-bindings"
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,9 @@ def test_a_targets_name_is_looked_at_before_any_package(
     monkeypatch.setitem(sys.modules, "spark_engine.builder.native.nvrtc", None)  # no extra `cuda`
     wrong = call(checkpoint, "-o", tmp_path / "engine", "--target", "sm90")
     assert wrong.exit_code == 2 and "did you mean sm_90a?" in wrong.stderr
-    assert "spark-engine[cuda]" not in wrong.stderr
+    assert "cuda-bindings" not in wrong.stderr
     right = call(checkpoint, "-o", tmp_path / "engine", "--target", "sm_90a")
-    assert right.exit_code == 2 and "spark-engine[cuda]" in right.stderr
+    assert right.exit_code == 2 and "cuda-bindings" in right.stderr
     card = call(checkpoint, "-o", tmp_path / "engine", "--card", "h100")
     assert card.exit_code == 2 and "--target sm_90a needs" in card.stderr
 

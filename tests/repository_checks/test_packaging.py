@@ -3,8 +3,10 @@
 Built from a clean copy of the tracked files, because setuptools reuses a stale `build/`.
 """
 
+import email
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.server.process.open_service import worker_command
@@ -27,6 +30,7 @@ TOOLS = (
     "spark-check",
     "spark-inspect",
 )
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 COMMIT = "c0ffee" * 6 + "c0ff"  # passed to the build
 TRACKED = files(*PACKAGES, tracked_only=True)
 IMPORT_ALL = """
@@ -141,6 +145,35 @@ def test_the_wheel_holds_what_git_tracks(dist: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     held = {name for name in names if ".dist-info/" not in name}
     assert held == {_installed(path) for path in TRACKED} | {"spark_engine/commit.txt"}
+
+
+def test_the_metadata_is_complete_and_its_readme_has_no_dead_links(dist: Path) -> None:
+    (wheel,) = dist.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (name,) = (n for n in names if n.endswith(".dist-info/METADATA"))
+        said = email.message_from_bytes(archive.read(name))
+    assert said["Version"] == re.search(r"^## \[(\d.*?)\]", CHANGELOG, re.M)[1]  # type: ignore[index]
+    for field in ("Summary", "License-Expression", "Author", "Keywords", "Requires-Python"):
+        assert said[field], field
+    assert len(said.get_all("Classifier")) > 8
+    assert {n.rpartition("/")[2] for n in names if "/licenses/" in n} == {
+        "LICENSE", "Apache-2.0.txt", "MIT.txt"
+    }  # fmt: skip
+    text = said.get_payload()
+    links = re.findall(r"\]\((?!https?:)[^)]*\)|<img|<!--", text)
+    assert "## Install" in text and links == []
+
+
+def test_forms_and_the_workflow_are_yaml_and_call_what_exists() -> None:
+    forms = {p: yaml.safe_load((ROOT / p).read_text()) for p in files(".github/*.yml")}
+    (job,) = forms[Path(".github/workflows/ci.yml")]["jobs"].values()
+    (command,) = (step["run"] for step in job["steps"] if "run" in step)
+    assert os.access(ROOT / command, os.X_OK)
+    for path, form in forms.items():
+        if "body" in form:
+            ids = [part["id"] for part in form["body"] if part["type"] != "markdown"]
+            assert form["name"] and form["description"] and len(ids) == len({*ids}), path
 
 
 def test_the_sdist_builds_the_same_wheel(dist: Path, tmp_path: Path) -> None:

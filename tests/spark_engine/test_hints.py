@@ -1,5 +1,6 @@
 """The command that installs an extra: the one that works in the environment that asks for it."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from spark_engine import hints
 from spark_engine.builder.cli import main as build
 from spark_engine.foreign_options import FOREIGN
 from spark_engine.runtime.cli.spark_run import main as run
-from tests.repository import ROOT
+from tests.repository import PACKAGES, ROOT, files
 
 PIP, UV = "{python} -m pip install", "uv pip install --python {python}"
 BOTH = "{python} -m ensurepip && {python} -m pip install"
@@ -37,8 +38,21 @@ def test_the_interpreters_own_installer_is_named(
     monkeypatch.setattr(hints, "find_spec", lambda name: object() if name in modules else None)
     monkeypatch.setattr(hints, "which", lambda name: "/usr/bin/uv" if uv else None)
     quoted = f"'{python}'" if " " in python else python
-    want = f"{command.format(python=quoted)} 'spark-engine[hub]'"
-    assert hints.extra("hub") == want
+    listed = ["click>=8", 'huggingface_hub>=1.0; extra == "hub"', 'x; extra == "hubs"']
+    listed += ['spark-engine[hub]; extra == "both"', 'y[z]<2,>=1; extra == "both"']
+    monkeypatch.setattr(hints.metadata, "requires", lambda name: listed)
+    start = command.format(python=quoted)
+    assert hints.extra("hub") == f"{start} 'huggingface_hub>=1.0'"
+    assert hints.extra("none") == f"{start} '.[none]'"
+    assert hints.extra("both", "hub") == f"{start} 'huggingface_hub>=1.0' 'y[z]<2,>=1'"
+
+
+def test_no_hint_or_page_names_what_a_stranger_may_register() -> None:
+    """`pip install spark-engine` asks the index, unless a path or a URL is with it."""
+    named = re.compile(r"pip install (?!.*(?:\./|file:|\.whl)).*\bspark-engine\b")
+    paths = [p for p in files(*(f"{package}/*" for package in PACKAGES), "docs/*", "README.md")]
+    texts = {p: (ROOT / p).read_text(errors="replace") for p in paths if (ROOT / p).is_file()}
+    assert [str(p) for p, text in texts.items() if named.search(text)] == []
 
 
 def test_it_is_the_environment_that_runs_whatever_is_on_the_path(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from spark_engine.errors import EngineError, RequestError
+from spark_engine.hints import extra
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.request import Request, SamplingParams, capacity
 from spark_engine.runtime.server.api.chat_request import ChatRequest
@@ -336,8 +337,7 @@ def image_reader(
         from spark_engine.runtime.server.prompts.prompt_images import PromptImages
     except ModuleNotFoundError as error:
         words = f"this engine reads images, and {error.name} is not installed"
-        how = "pip install 'spark-engine[vision]', or --max-images 0"
-        raise EngineError(f"{words}: {how}") from None
+        raise EngineError(f"{words}: {extra('vision')}, or --max-images 0") from None
     return lambda fetched: PromptImages(info, options, fetched)
 
 
