@@ -11,7 +11,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,26 @@ from typing import Any
 import click
 from rich.console import Console
 
-from spark_engine.bench import machine, plot, replay, report
+from spark_engine.bench import arena, machine, plot, replay, report
 from spark_engine.bench.figures import targets
+from spark_engine.bench.given import (
+    body_of,
+    cards_of,
+    ids_of,
+    needing_aiohttp,
+    numbers,
+    read_target,
+)
 from spark_engine.bench.load import Arrivals, Json, Load, LoadPlan
 from spark_engine.bench.lock import alone
-from spark_engine.bench.prompts import ConversationShape, Ids, draw, span
+from spark_engine.bench.prompts import ConversationShape, draw, span
 from spark_engine.bench.target import ask, started
+from spark_engine.bench.timings import Server
 from spark_engine.command import check_writable, command
-from spark_engine.device.choice import choose, visible
-from spark_engine.engine_file import TOKENIZER, read_manifest
 from spark_engine.errors import OptionError
-from spark_engine.hints import extra
 from spark_engine.progress import Progress
-from spark_engine.runtime.text.tokenizer import Tokenizer
 
 LOCK = "spark-bench.lock"
-VOCAB = 1000  # ids below it are in every vocabulary
 RANDOM = ("prompts", "input", "turn_input", "output", "turns", "shared", "pause", "vocab",
           "tokenizer")  # fmt: skip
 KEY, HIDDEN = "--api-key", "***"
@@ -172,6 +176,78 @@ def serve(target: str, more: tuple[str, ...], **options: Any) -> None:
                 _tell(kept[-1], options)
 
 
+@main.command("arena")
+@click.argument("target", metavar="URL|ENGINE")
+@click.argument("more", metavar="[-- SPARK-RUN-OPTIONS]", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--depth",
+    default=",".join(map(str, arena.DEPTHS)),
+    show_default=True,
+    help="Context tokens before each prompt.",
+)
+@click.option(
+    "--streams",
+    default=",".join(map(str, arena.STREAMS)),
+    show_default=True,
+    help="Requests at once.",
+)
+@click.option(
+    "--repeats",
+    type=COUNT,
+    default=3,
+    show_default=True,
+    help="Runs of each cell; the table has their medians.",
+)
+@click.option(
+    "--vocab", type=COUNT, help="Draw token ids below this; by default the engine's, or 1000."
+)
+@click.option("--seed", type=int, help="Seed of the prompts; a new one by default.")
+@click.option("--model", help="Model name at URL.")
+@click.option("--api-key", envvar="SPARK_API_KEY", help="API key of the server.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--wait", is_flag=True, help="Wait for another bench on this machine to end.")
+def run_arena(target: str, more: tuple[str, ...], **options: Any) -> None:
+    """Spark Arena's grid: prompts of 2,048 tokens behind contexts, 128 tokens out.
+
+    Depths beyond the server's context are left out. Options after -- go to `spark-run --serve`.
+    """
+    with command("spark-bench"):
+        found = _arena(target, more, options)
+        if options["as_json"]:
+            click.echo(json.dumps(found, indent=1))
+            return
+        title = f"{found['model']}: {arena.PROMPT:,} tokens in, {arena.OUTPUT} out"
+        Console(width=max(Console().width, 100)).print(arena.table(found["cells"], title))
+
+
+def _arena(where: str, more: tuple[str, ...], options: Json) -> Json:
+    clients_module = needing_aiohttp("clients")
+    seed = time.time_ns() % 2**32 if options["seed"] is None else options["seed"]
+    depths, streams = numbers("--depth", options, 0), numbers("--streams", options, 1)
+    grid = arena.Grid(depths, streams, options["repeats"], seed)
+    url, engine = read_target(where, more)
+    ids, say = ids_of(engine, {**options, "tokenizer": None}), _say
+    with ExitStack() as stack:
+        stack.enter_context(alone(Path(tempfile.gettempdir()) / LOCK, options["wait"], say))
+        if engine:
+            url = stack.enter_context(started(engine, more, say))
+        found = ask(url, options["model"], options["api_key"])
+        server = Server(found.url, found.model, options["api_key"])
+        clients = stack.enter_context(clients_module.Clients(server, 1))
+        shown = stack.enter_context(Progress(sys.stderr))
+        cells: list[Json] = []
+        with shown.track("cells", len(grid.cells(found.most))) as step:
+            for cell in arena.measured(clients, ids, grid, found.most):
+                cells.append(cell)
+                step()
+    head = {"model": found.model, "url": url, "server_version": found.version, "seed": seed}
+    return {**head, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "cells": cells}
+
+
+def _say(words: str) -> None:
+    click.echo(words, err=True)
+
+
 def _tell(result: Json, options: Json) -> None:
     result["command"] = shlex.join(["spark-bench", *_without_keys(sys.argv[1:])])
     if options["out"]:
@@ -203,52 +279,22 @@ def _measure(
     """Checks all options, then runs; `keep` receives the result after every run. Raises OptionError
     or EngineError."""
     _refuse_idle(click.get_current_context(), options["recorded"] is not None)
-    try:  # aiohttp is an extra, and --help must work without it
-        from spark_engine.bench.measure import measure
-    except ModuleNotFoundError as error:
-        if error.name != "aiohttp":
-            raise
-        raise OptionError(f"aiohttp is not installed: {extra('bench')}") from error
-    url, engine = _read_target(where, more)
-    plan = _plan(engine, _cards(more, engine, os.environ), options)
+    measure = needing_aiohttp("measure").measure
+    url, engine = read_target(where, more)
+    plan = _plan(engine, cards_of(more, engine, os.environ), options)
     if options["picture"]:
         plot.check(options["picture"])
         check_writable("--plot", options["picture"])
     if options["out"]:
         check_writable("--out", options["out"])
-    lock, say = Path(tempfile.gettempdir()) / LOCK, lambda words: click.echo(words, err=True)
     with ExitStack() as stack:
-        stack.enter_context(alone(lock, options["wait"], say))
+        stack.enter_context(alone(Path(tempfile.gettempdir()) / LOCK, options["wait"], _say))
         others = machine.processes(*plan.cards) if engine else []
         if engine:
-            url = stack.enter_context(started(engine, more, say))
+            url = stack.enter_context(started(engine, more, _say))
         found = ask(url, options["model"], options["api_key"])
         shown = stack.enter_context(Progress(sys.stderr))
         measure(found, plan, shown, lambda result: keep({**result, "others": others}))
-
-
-def _read_target(where: str, more: tuple[str, ...]) -> tuple[str, Path | None]:
-    """True if it is a URL; else checks that it is an engine folder. Raises EngineError if it is
-    neither."""
-    if where.startswith(("http://", "https://")):
-        if more:
-            raise OptionError(f"{' '.join(more)} is for a server that is started here, not {where}")
-        return where.rstrip("/").removesuffix("/v1"), None
-    read_manifest(Path(where))
-    return "", Path(where)
-
-
-def _cards(more: Sequence[str], engine: Path | None, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The server's GPUs as nvidia-smi names them: the one that its options name, or else the first
-    visible ones, one for each rank on this host. Raises OptionError for a missing GPU."""
-    for i, word in enumerate(more):
-        name, given, value = word.partition("=")
-        value = value if given else "".join(more[i + 1 : i + 2])
-        if name == "--device" and value.isdecimal():
-            return (choose(dict(environ), int(value)) or value,)
-    here = not any(word.partition("=")[0] == "--hosts" for word in more)
-    ranks = read_manifest(engine).ranks if engine is not None and here else 1
-    return tuple((visible(environ) or list(map(str, range(ranks))))[:ranks])
 
 
 def _plan(engine: Path | None, cards: tuple[str, ...], options: Json) -> LoadPlan:
@@ -259,10 +305,10 @@ def _plan(engine: Path | None, cards: tuple[str, ...], options: Json) -> LoadPla
         closed, options["rate"], options["bursts"], options["every"], options["stagger"]
     )
     arrivals.check()
-    body, seed = _body(options["body"]), options["seed"]
+    body, seed = body_of(options["body"]), options["seed"]
     recorded = replay.read(options["recorded"]) if options["recorded"] else None
     shape = _shape(options)
-    ids = _ids(engine, options)
+    ids = ids_of(engine, options)
     as_text, count = options["prompts"] == "text", options["requests"]
 
     def make(rng: random.Random, mark: str) -> Load:
@@ -296,28 +342,6 @@ def _shape(options: Json) -> ConversationShape:
         shared=options["shared"],
         pause_s=options["pause"],
     )
-
-
-def _ids(engine: Path | None, options: Json) -> Ids:
-    """The vocabulary that prompts are drawn from."""
-    folder: Path | None = options["tokenizer"]
-    if folder is None and engine and (engine / TOKENIZER / "tokenizer.json").exists():
-        folder = engine / TOKENIZER
-    tokenizer = None if folder is None else Tokenizer.load(folder)
-    most = read_manifest(engine).limits.vocab if engine else VOCAB
-    if tokenizer is not None:
-        most = len(tokenizer) if engine is None else min(most, len(tokenizer))
-    return Ids(options["vocab"] or most, tokenizer)
-
-
-def _body(text: str) -> Json:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise OptionError(f"--body is not JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise OptionError(f"--body is {text!r}; it must be an object")
-    return found
 
 
 def _refuse_idle(context: click.Context, recorded: bool) -> None:

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 pytest.importorskip("aiohttp", reason="needs the extra `bench`")
 
-from spark_engine.bench import cli  # noqa: E402
+from spark_engine.bench import cli, given  # noqa: E402
 from spark_engine.bench.clients import Clients, split  # noqa: E402
 from spark_engine.bench.load import Load, Script, Turn  # noqa: E402
 from spark_engine.bench.lock import alone  # noqa: E402
@@ -207,21 +207,21 @@ def test_a_key_is_not_in_the_result() -> None:
 
 def test_the_card_that_the_server_has_is_watched() -> None:
     words: list[list[str]] = [[], ["--device", "2"], ["--device=1"], ["--device"]]
-    assert [cli._cards(w, None, {}) for w in words] == [("0",), ("2",), ("1",), ("0",)]
+    assert [given.cards_of(w, None, {}) for w in words] == [("0",), ("2",), ("1",), ("0",)]
     environ = {VISIBLE: "5, 7, 9"}
-    assert [cli._cards(w, None, environ) for w in words] == [("5",), ("9",), ("7",), ("5",)]
+    assert [given.cards_of(w, None, environ) for w in words] == [("5",), ("9",), ("7",), ("5",)]
     assert environ == {VISIBLE: "5, 7, 9"}, "the server chooses for itself"
     with pytest.raises(OptionError, match="--device is 2; CUDA_VISIBLE_DEVICES is '5'"):
-        cli._cards(["--device", "2"], None, {VISIBLE: "5"})
+        given.cards_of(["--device", "2"], None, {VISIBLE: "5"})
 
 
 def test_every_card_of_an_engine_of_several_ranks_is_watched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cli, "read_manifest", lambda path: SimpleNamespace(ranks=2))
-    found = [cli._cards([], Path(), seen) for seen in ({}, {VISIBLE: "3,1,2"})]
+    monkeypatch.setattr(given, "read_manifest", lambda path: SimpleNamespace(ranks=2))
+    found = [given.cards_of([], Path(), seen) for seen in ({}, {VISIBLE: "3,1,2"})]
     assert found == [("0", "1"), ("3", "1")]
-    assert cli._cards(["--hosts=a,b"], Path(), {}) == ("0",)  # the other is that host's
+    assert given.cards_of(["--hosts=a,b"], Path(), {}) == ("0",)  # the other is that host's
 
 
 def test_a_server_that_does_not_answer_is_named(engine: Path, tmp_path: Path) -> None:
@@ -306,3 +306,29 @@ def test_processes_share_a_load_and_every_script_is_asked_once(server: Scripted)
         with pytest.raises(InternalError, match="a client process ended"):
             clients.run(Load(scripts, 6, ""))
     assert not any(process.is_alive() for process in clients._processes)
+
+
+def test_the_grid_of_spark_arena(server: Scripted) -> None:
+    """Each cell's prompts are behind contexts that were sent before; too deep ones are left out."""
+    server.asked.clear()
+    words = ("--depth", "0,1000,99999", "--streams", "1,2", "--repeats", 2, "--seed", 3)
+    done = CliRunner().invoke(cli.main, ["arena", server.url, "--json", *map(str, words)])
+    assert done.exit_code == 0, done.stderr
+    cells = json.loads(done.stdout)["cells"]
+    assert [(c["depth"], c["streams"]) for c in cells] == [(0, 1), (0, 2), (1000, 1), (1000, 2)]
+    assert all(c["prefill_tok_s"] > 0 < c["decode_tok_s"] and c["ttft_ms"] > 0 for c in cells)
+    assert all(c["stream_tok_s"] <= c["decode_tok_s"] + 1e-6 for c in cells if c["streams"] == 1)
+    asked = [(len(body["prompt"]), body["max_tokens"]) for body in server.asked]
+    assert asked[:6] == [(2048, 128)] * 6 and sorted(asked[6:8]) == [(1000, 1), (3048, 128)]
+    prompts = [tuple(body["prompt"]) for body in server.asked]
+    contexts = {p for p in prompts if len(p) == 1000}
+    assert len(contexts) == 6 and contexts == {p[:1000] for p in prompts if len(p) == 3048}
+    assert len({p for p in prompts if len(p) > 1000}) == 2 * (1 + 2 + 1 + 2)
+    for wrong, said in (
+        (("--depth", "99999"), "the server holds 4,096"),
+        (("--streams", "0"), "0"),
+    ):
+        done = CliRunner().invoke(cli.main, ["arena", server.url, *wrong])
+        assert done.exit_code == 2 and said in done.stderr
+    done = CliRunner().invoke(cli.main, ["arena", server.url, "--depth", "0", "--streams", "1"])
+    assert done.exit_code == 0 and "2,048 tokens in, 128 out" in done.stdout
