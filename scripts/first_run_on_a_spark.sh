@@ -262,6 +262,7 @@ if [ -n "$CHECKPOINT" ]; then
             step "bench_$clients" "$BIN/spark-bench" serve "$engine" --closed "$clients" \
                 --requests $((clients * 4)) --json
         done
+        step arena "$BIN/spark-bench" arena "$engine" --repeats 1
         step doctor_after "$BIN/spark-run" doctor "$engine"
     fi
 fi
