@@ -18,6 +18,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
+from spark_engine.runtime.images.patches import patches_of
 from spark_engine.runtime.images.sizes import BadImage, resized
 from spark_engine.vision import DIGEST, VisionInfo
 
@@ -62,7 +63,7 @@ TURNS = {  # by the number that EXIF has for the orientation
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
     """The fields of `spark_engine.vision.Image` without its place in a prompt: rows and columns of
-    the residual stream, pixels u8 [rows · unit, columns · unit, 3] in RGB, digest of all of it."""
+    the residual stream, pixels by patches, digest of all of it."""
 
     rows: int
     columns: int
@@ -85,12 +86,15 @@ def decode(
             image = on_white(_turned(_read(data)))
         height, width = resized(image.height, image.width, info, most_pixels, detail)
         pixels = image.resize((width, height), Image.Resampling.BICUBIC).tobytes()
+        rows, columns = height // info.unit, width // info.unit
+        # here and not in the engine's loop: it takes 50 ms for the largest image
+        ordered = patches_of(pixels, rows, columns, info).tobytes()
     except MemoryError:
         words = "decoding the image takes more memory than a request has"
         raise BadImage(f"{words}: send a smaller one") from None
     digest = hashlib.blake2b(f"{height} x {width} ".encode(), digest_size=DIGEST)
     digest.update(pixels)
-    return DecodedImage(height // info.unit, width // info.unit, pixels, digest.digest())
+    return DecodedImage(rows, columns, ordered, digest.digest())
 
 
 def _read(data: bytes) -> Image.Image:
