@@ -74,7 +74,8 @@ class OrtBackend(Backend):
         specs = [w.spec for w in graph.weights.values()]
         tower = graph.family == VISION
         held = held_bytes([] if tower else specs, payload)
-        wide = 2 * max(map(f32_bytes, specs), default=0)  # one matrix, and turned
+        # one matrix as f32, turned, and what malloc retains of others
+        wide = 3 * max(map(f32_bytes, specs), default=0)
         passing = wide if tower else passing_bytes(graph) + snapshot_bytes(graph)
         passing += arena.nbytes + NODES * len(payload)
         memory = {"arena_bytes": passing, "buffer_bytes": held}

@@ -161,13 +161,11 @@ def open_session(
     # Threads that spin between nodes take cores from the frontend and from each other.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry(FOLDER_KEY, str(folder.resolve()))
-    if not fold:  # the default order would cast all weights first, and hold them
+    if not fold:  # in the graph's order: another one casts all weights first, and holds them
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
-    without = [] if fold else ["ConstantFolding"]
     try:
-        return ort.InferenceSession(
-            payload, options, providers=["CPUExecutionProvider"], disabled_optimizers=without
-        )
+        return ort.InferenceSession(payload, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's classes have no public common base
         raise EngineError(
             f"onnxruntime {ort.__version__} refuses the {label} bucket ({error}): rebuild the "
