@@ -36,8 +36,9 @@ from spark_engine.weights_file import WeightEntry
 
 EXECUTOR = "ort"
 OPSET = 23
-# When a session is opened, other than the tower's, it evaluates the nodes that depend on weights alone and keeps the
-# results: every matrix as f32, packed, not shared between sessions. f32 bytes per stored byte:
+# When a session is opened, it evaluates the nodes that depend on weights alone and keeps the
+# results: every matrix as f32, packed, not shared between sessions. The tower's does not, and holds
+# none. f32 bytes per stored byte:
 AS_F32 = {DType.U8: 8, DType.F8E4M3: 4, DType.BF16: 2, DType.F16: 2, DType.F32: 1}  # U8: 2 nibbles
 NODES = 64  # bytes of a session's nodes and kernels per byte of the model, measured
 # Meanwhile it takes additional memory, as a multiple of a matrix's f32 bytes: for a matrix that is

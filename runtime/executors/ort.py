@@ -148,8 +148,8 @@ def folds(header: EngineHeader) -> bool:
 def open_session(
     payload: bytes, folder: Path, threads: int, label: str, fold: bool = True
 ) -> ort.InferenceSession:
-    """A session over an ONNX model. Without `fold` what depends on weights alone is computed in each
-    run, just before it is read. Raises EngineError if onnxruntime refuses the model."""
+    """A session over an ONNX model. Without `fold` what depends on weights alone is computed in
+    each run, just before it is read. Raises EngineError if onnxruntime refuses the model."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = threads

@@ -30,6 +30,7 @@ from typing import Any
 import httpx
 
 from spark_engine.runtime.offline.embedded import find_checkpoint, is_stale
+from tests import tower_model
 from tests.clients.agent_proxy import (
     ANSWER,
     APIS,
@@ -152,14 +153,12 @@ def install() -> None:
 
 
 def build() -> Path:
-    """The engine of the embedded model for CONTEXT tokens: its config.json allows fewer."""
-    source, checkpoint = find_checkpoint(), FOLDER / "checkpoint"
-    if is_stale(ENGINE, source):
+    """The engine of the embedded model, with a tower, for CONTEXT tokens: its config.json allows
+    fewer."""
+    checkpoint = FOLDER / "checkpoint"
+    if is_stale(ENGINE, find_checkpoint()):
         shutil.rmtree(checkpoint, ignore_errors=True)
-        shutil.copytree(source, checkpoint)
-        config = json.loads((checkpoint / "config.json").read_text())
-        config["max_position_embeddings"] = CONTEXT
-        (checkpoint / "config.json").write_text(json.dumps(config))
+        tower_model.write(checkpoint, max_position_embeddings=CONTEXT)
         command = [sys.executable, "-P", "-m", "spark_engine.builder.cli", checkpoint, "-o", ENGINE]
         command += ["--max-context", str(CONTEXT), *_BUILD]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

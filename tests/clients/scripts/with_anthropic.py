@@ -4,7 +4,7 @@ import json
 
 import anthropic
 import httpx2 as httpx
-from verdicts import KEY, MODEL, SUM, URL, WEATHER, Trial, holds, is_weather, same
+from verdicts import KEY, MODEL, PNG, SUM, URL, WEATHER, Trial, holds, is_weather, same
 
 client = anthropic.Anthropic(base_url=URL, api_key=KEY, max_retries=0)
 trial = Trial()
@@ -273,6 +273,18 @@ def _() -> None:
     rows = [json.loads(line[6:]) for line in said.text.splitlines() if line.startswith("data: ")]
     text = "".join(row["delta"].get("text", "") for row in rows if "delta" in row)
     holds(json.loads(text)["topic"] in ("sums", "stories"), text)
+
+
+@trial("images")
+def _() -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": PNG}
+    content = [{"type": "text", "text": SUM}, {"type": "image", "source": source}]
+    messages = [{"role": "user", "content": content}]
+    plain = client.messages.create(**{**PLAIN, "max_tokens": 5})
+    answer = client.messages.create(**{**PLAIN, "max_tokens": 5, "messages": messages})
+    holds(3 <= answer.usage.input_tokens - plain.usage.input_tokens <= 4, answer.usage)
+    counted = client.messages.count_tokens(model=MODEL, messages=messages)
+    same(counted.input_tokens, answer.usage.input_tokens)
 
 
 trial.run()

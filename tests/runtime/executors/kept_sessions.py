@@ -19,9 +19,7 @@ _open = ort.open_session
 class _Asked:
     """What a session is opened for; equal where graph, weights and threads are."""
 
-    def __init__(
-        self, payload: bytes, folder: Path, threads: int, label: str, fold: bool
-    ) -> None:
+    def __init__(self, payload: bytes, folder: Path, threads: int, label: str, fold: bool) -> None:
         self.given = payload, folder, threads, label, fold
         digest = hashlib.sha256(payload)
         for path in sorted(folder.glob("*.safetensors")):

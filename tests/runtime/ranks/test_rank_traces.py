@@ -15,7 +15,15 @@ from spark_engine.runtime.ranks.follower import Follower
 from spark_engine.runtime.ranks.messages import Inputs, LaunchBucket
 from spark_engine.vision import VISION
 from tests.runtime.engine import test_traces
-from tests.runtime.engine.test_traces import Arrival, Trace, check_trace, forks, pictured, replay, traces
+from tests.runtime.engine.test_traces import (
+    Arrival,
+    Trace,
+    check_trace,
+    forks,
+    pictured,
+    replay,
+    traces,
+)
 from tests.runtime.fake_executor import VOCAB, build_fake
 from tests.runtime.ranks.fake_ranks import FakeGroup
 
