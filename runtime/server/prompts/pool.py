@@ -277,7 +277,7 @@ class WorkerPool:
     async def _do(self, lane: Lane, worker: WorkerProcess, task: Task) -> bool:
         """The same for a task that was not cancelled."""
         known = self._decoded.now() if task.size > limits.SMALL_BODY else {}
-        seen = tuple(file.seen for file in known.values())
+        seen = tuple(seen for seen, _ in known.values())
         job = contract.PromptJob(task.kind, lane.cpu_of(task), task.fetched, seen)
         header = contract.encode(job)
         asking = asyncio.ensure_future(worker.ask(header, task.blobs))

@@ -434,7 +434,7 @@ def test_an_image_of_a_history_is_decoded_once(
         found, _ = read(whole, bad)
         assert isinstance(found, BodyRefused) and found.param == "messages[0].content[1].image_url"
         held = pool._decoded
-        assert held._size == sum(len(file.pixels) for file in held.now().values())
+        assert held._size == sum(len(pixels) for _, pixels in held.now().values())
         monkeypatch.setattr(decoded_files, "MOST_DECODED", len(alone[0][0]) + 10)
         read(parts[6])
         assert held._size == 0 and not held.now(), "too large for all of it"
