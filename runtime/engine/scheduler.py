@@ -22,8 +22,7 @@ Knows counts only: slots, pages, bytes, positions. Pure Python without arrays; r
 - So the first running sequence of a priority advances every few steps, the turn passes after a
   bounded number of tiles, and preemption is only for an earlier or a more urgent sequence.
 - A tile over images waits until their rows are computed, between two steps: those of one tile a
-  step. The tower's time counts as prefill's; a tile that a step has no time for is the next one's
-  first.
+  step, in prefill's time. A tile that a step has no time for is the next one's first.
 - Preemption happens only while no launched step is uncollected. What a finished sequence held is
   free once the last launched step that touches it was collected.
 """
@@ -31,7 +30,6 @@ Knows counts only: slots, pages, bytes, positions. Pure Python without arrays; r
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Items
 from dataclasses import replace
 from itertools import groupby
 
@@ -140,13 +138,6 @@ class Scheduler:
         while self._fence and self._fence[0][0] <= step:
             _, slot, pages, node = self._fence.popleft()
             self._free(slot, pages, node)
-
-    def measured(
-        self, batches: Items[Batch], microseconds: float, towers: Items[BucketKey] = ()
-    ) -> None:
-        """A step of these batches and launches of the tower took so long, from its start or from
-        the end of the last."""
-        self.pacing.took(batches, microseconds, towers)
 
     def verified(self, slots: Ints, offered: Ints, accepted: Ints) -> None:
         """A round offered so many drafts to each slot's sequence, and accepted the first."""
@@ -378,9 +369,9 @@ class Scheduler:
     ) -> None:
         for _ in range(count):
             start, end = seq.launched, min(seq.launched + self.sizes.tile, seq.prefill_end)
-            if plan.images or seq.request.images:
-                if not self._show(seq, start, end, plan, batch.live, shown):
-                    return
+            seen = plan.images or seq.request.images
+            if seen and not self._show(seq, start, end, plan, batch.live, shown):
+                return
             batch.seqs.append(seq)
             batch.starts.append(start)
             batch.counts.append(end - start)
@@ -393,14 +384,12 @@ class Scheduler:
     def _show(
         self, seq: Sequence, start: int, end: int, plan: StepPlan, live: int, shown: set[bytes]
     ) -> bool:
-        """Has the images of a tile, and of the token after it, in the pool; adds to the plan those
-        to be computed for it. False: not in this step. `live`: tiles that the step has already,
-        `shown`: digests that it reads."""
+        """Has the images of a tile, and of the token after it, in the pool; adds those to be computed
+        to the plan. False: not in this step, which has `live` tiles and reads digests `shown`."""
         images = [i for i in seq.request.images if i.start <= end and i.end > start]
         missing = self.images.missing(images)
         towers = [i.tokens for i in missing] + [i.tokens for i, _ in plan.images]
-        late = bool(towers and live) and not self.pacing.fits(live + 1, towers)
-        if late or (plan.images and missing):
+        if (plan.images and missing) or (towers and live and not self.pacing.fits(live + 1, towers)):
             self._postponed = self._postponed or (seq if missing else None)
             return False
         new = self.images.place(images, shown)

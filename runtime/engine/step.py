@@ -278,7 +278,7 @@ class Loop:
             # its time counts from when the executor was free for it
             start, self._free_at = max(step.start, self._free_at), time.perf_counter()
             took = (self._free_at - start) * 1e6
-            self.scheduler.measured([one.batch for one in step.launched], took, step.towers)
+            self.scheduler.pacing.took([one.batch for one in step.launched], took, step.towers)
         return ended
 
     def _postprocess(self, collected: list[_Launched]) -> list[Event]:

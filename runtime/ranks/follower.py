@@ -71,7 +71,7 @@ class Follower:
     def _do(self, order: messages.Order) -> None:
         store = self.memory.store
         match order:
-            case messages.Inputs(data):
+            case messages.InputPiece(data):
                 self._inputs.append(data)
             case messages.LaunchBucket():
                 self._launch(order)

@@ -137,7 +137,7 @@ class LeadExecutor:
         inputs = b"".join(buffers[spec.name][:live].tobytes() for spec in self._steps)
         last = max(0, len(inputs) - 1) // PIECE * PIECE
         for at in range(0, last, PIECE):
-            self._orders.add(messages.Inputs(inputs[at : at + PIECE]))
+            self._orders.add(messages.InputPiece(inputs[at : at + PIECE]))
             self._orders.send()
         self._orders.add(messages.LaunchBucket(*self._key, inputs[last:], part, live))
         self._orders.send()

@@ -41,7 +41,7 @@ class Stamp(msgspec.Struct, tag="Begin", array_like=True, frozen=True):
     version: str
 
 
-class Inputs(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class InputPiece(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """The first bytes of the inputs of the next launch, which are too large for one packet."""
 
     data: bytes
@@ -127,7 +127,7 @@ class Leave(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 Order: TypeAlias = (
-    Inputs
+    InputPiece
     | LaunchBucket
     | LaunchRest
     | Tables

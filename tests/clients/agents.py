@@ -30,7 +30,7 @@ from typing import Any
 import httpx
 
 from spark_engine.runtime.offline.embedded import find_checkpoint, is_stale
-from tests import tower_model
+from tests.clients import tower_model
 from tests.clients.agent_proxy import (
     ANSWER,
     APIS,

@@ -25,8 +25,8 @@ from pathlib import Path
 
 import httpx
 
+from tests.clients.tower_model import engine
 from tests.repository import ROOT
-from tests.tower_model import engine
 
 HERE = ROOT / "tests" / "clients"
 VENVS = ROOT / ".venv-clients"

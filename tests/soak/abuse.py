@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests import tower_model
+from tests.clients import tower_model
 from tests.clients.run import VENVS
 from tests.soak.attacks import (
     bodies,
@@ -81,7 +81,7 @@ def encrypted(stack: ExitStack, folder: Path, shell: str = "") -> Server:
 
 
 def seeing(stack: ExitStack, folder: Path) -> Server:
-    """One whose engine reads images."""
+    """One with an engine that reads images."""
     how = How((*READ, str(tower_model.engine(VENVS / "tower"))))
     return stack.enter_context(server(folder, how))
 

@@ -110,7 +110,7 @@ def test_others_wait_for_no_more_than_the_bound_where_screenshots_come() -> None
     fake = build_fake(limits, (1, 8, 19), (1, 2, 8))
     costs = {(f, n): us[f] * (n**0.7 if f == PREFILL else n > 6 or 0.3) for f, n in fake.executors}
     e = Engine(replace(fake, costs=costs), EngineOptions(policy=PrefillPolicy(itl_ms=5.0)))
-    e.scheduler.measured = lambda *_: None  # type: ignore[method-assign]  # a fake's time
+    e.scheduler.pacing.took = lambda *_: None  # type: ignore[method-assign]  # a fake's time
     plans, inner = [], e.scheduler.schedule
     e.scheduler.schedule = lambda n: (plans.append(inner(n)), plans[-1])[1]  # type: ignore[method-assign, func-returns-value]
     e.submit(replace(request(length=3), params=SamplingParams(max_tokens=300, ignore_eos=True)))

@@ -12,7 +12,7 @@ from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.ranks import leader
 from spark_engine.runtime.ranks.follower import Follower
-from spark_engine.runtime.ranks.messages import Inputs, LaunchBucket
+from spark_engine.runtime.ranks.messages import InputPiece, LaunchBucket
 from spark_engine.vision import VISION
 from tests.runtime.engine import test_traces
 from tests.runtime.engine.test_traces import (
@@ -96,8 +96,8 @@ def test_other_ranks_see_the_same_images(trace: Trace, seed: int) -> None:
             leader.messages, "encode", lambda orders: (sizes.append(orders), encode(orders))[1]
         )
         check_ranks(pictured(trace, seed), patch)
-    sent = [o for orders in sizes for o in orders if isinstance(o, Inputs | LaunchBucket)]
-    assert max(len(o.data if isinstance(o, Inputs) else o.inputs) for o in sent) <= 4000
+    sent = [o for orders in sizes for o in orders if isinstance(o, InputPiece | LaunchBucket)]
+    assert max(len(o.data if isinstance(o, InputPiece) else o.inputs) for o in sent) <= 4000
     launched = [o for o in sent if isinstance(o, LaunchBucket) and o.family == VISION]
     assert all(o.live and o.live <= 15 * 4 for o in launched)
 

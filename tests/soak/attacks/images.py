@@ -1,4 +1,4 @@
-"""Images that are damaged, hostile or many, on a server whose engine reads images."""
+"""Images that are damaged, hostile or many, on a server with an engine that reads them."""
 
 import base64
 import json

@@ -274,7 +274,7 @@ def test_what_the_tower_took_is_the_rest_of_the_step() -> None:
         pacing.tiles([waiting(64 * TILE)], LIVE)
         assert [n for n in range(1, 9) if pacing.fits(n, [9])] == [*range(1, tiles + 1)]
     pacing.tiles([waiting(64 * TILE)], None)
-    assert pacing.fits(64, [64]), "nobody waits"
+    assert pacing.fits(64, [64]), "no sequence decodes"
     for _ in range(20):
         pacing.took([LIVE, launch(4, 4)], 12_500.0 + 26_000.0 + 15_000.0, [(VISION, 16)])
     assert pacing._costs.of((VISION, 16)) == pytest.approx(15_000, rel=0.01)
