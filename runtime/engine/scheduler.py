@@ -384,12 +384,12 @@ class Scheduler:
     def _show(
         self, seq: Sequence, start: int, end: int, plan: StepPlan, live: int, shown: set[bytes]
     ) -> bool:
-        """Has the images of a tile, and of the token after it, in the pool; adds those to be computed
-        to the plan. False: not in this step, which has `live` tiles and reads digests `shown`."""
+        """Has the images of a tile, and of the token after it, in the pool; adds those to compute
+        to the plan. False: not in this step, of `live` tiles so far that read digests `shown`."""
         images = [i for i in seq.request.images if i.start <= end and i.end > start]
         missing = self.images.missing(images)
         towers = [i.tokens for i in missing] + [i.tokens for i, _ in plan.images]
-        if (plan.images and missing) or (towers and live and not self.pacing.fits(live + 1, towers)):
+        if plan.images and missing or towers and live and not self.pacing.fits(live + 1, towers):
             self._postponed = self._postponed or (seq if missing else None)
             return False
         new = self.images.place(images, shown)
