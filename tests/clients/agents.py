@@ -42,7 +42,7 @@ from tests.clients.agent_proxy import (
     Exchange,
     Proxy,
 )
-from tests.clients.agent_rows import AGENTS, CONTEXT, GIVEN, PICTURE, Agent, filled, text_of
+from tests.clients.agent_rows import AGENTS, ASKED, CONTEXT, GIVEN, PICTURE, Agent, filled
 from tests.clients.run import HERE, OFFLINE, VENVS, served, write_part
 from tests.repository import ROOT
 
@@ -188,7 +188,7 @@ def run(agent: Agent, server: str, folder: Path) -> Run:
     (project / PICTURE).write_bytes(picture())
     subprocess.run(["git", "init", "-q", project], check=True)
     model = httpx.get(f"{server}/v1/models").json()["data"][0]["id"]
-    names = {"model": model, "home": home, "project": project, "modules": MODULES}
+    names = {"model": model, "home": home, "project": project, "modules": MODULES, "asked": ASKED}
     words = {key: str(value) for key, value in names.items()}
     calls = {SHELL: agent.shell, IMAGE: agent.image}
     forced = {step: Call(c.tool, filled(c.arguments, words)) for step, c in calls.items()}
@@ -198,7 +198,7 @@ def run(agent: Agent, server: str, folder: Path) -> Run:
         words["url"] = url
         for path, content in agent.files.items():
             (home / path).parent.mkdir(parents=True, exist_ok=True)
-            (home / path).write_text(filled(text_of(content), words))
+            (home / path).write_text(filled(content, words))
         env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", **OFFLINE}
         env |= {"HOME": str(home), "SPARK_API_KEY": "any", **filled(agent.env, words)}
         process = subprocess.Popen(
