@@ -2,7 +2,9 @@
 which files begin first.
 """
 
+import asyncio
 import gc
+import inspect
 import os
 import signal
 from pathlib import Path
@@ -36,6 +38,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Brings the tests of LONG to the front."""
     order = {Path(__file__).parent / name: i for i, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test that is a coroutine function in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asyncio.run(pyfuncitem.obj(**given))
+    return True
 
 
 def pytest_configure() -> None:
