@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 # {option: what to use}, of vLLM, SGLang, llama.cpp and TensorRT-LLM
 FOREIGN: Mapping[str, str] = MappingProxyType(
-    json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    json.loads(Path(__file__).resolve().with_suffix(".json").read_text(encoding="utf-8"))
 )
 
 
