@@ -15,7 +15,7 @@ struct Ring {
   u8* memory;
   u64 *full, *empty;
 
-  // A stage is full after so many arrivals of those who announce it, and empty after so many reads.
+  // A stage is full when it was announced so many times, and empty when it was read so many.
   template <int DEPTH>
   DEVICE void open(int announced, int read) const {
     if (threadIdx.x) return;
