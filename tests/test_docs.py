@@ -18,7 +18,7 @@ from spark_engine.bench import cli as bench
 from spark_engine.builder import cli as builder
 from spark_engine.builder import inspect
 from spark_engine.check import cli as check
-from spark_engine.foreign_options import FOREIGN
+from spark_engine.hints import FOREIGN
 from spark_engine.runtime.cli import spark_replicas, spark_run
 from spark_engine.runtime.cli.doctor import doctor
 from tests.repository import PACKAGES, ROOT, files

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import click
 import msgspec
 
-from spark_engine.foreign_options import Explaining
+from spark_engine.command import Explaining
 
 T = TypeVar("T")
 # bool makes a flag
