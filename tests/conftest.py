@@ -7,10 +7,17 @@ import gc
 import inspect
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+import spark_engine  # noqa: F401
+
+# For `benchmarks` and `training`, which are not installed. `spark_engine` comes first: the root has
+# a folder of that name.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 # No deadline: a busy machine may stop a test for long. Forty examples keep `make test` in its time.
 settings.register_profile("patient", deadline=None, max_examples=40)
@@ -42,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Runs a test that is a coroutine function in an event loop of its own."""
+    """Runs a test that is a coroutine function in a new event loop."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}

@@ -1,16 +1,11 @@
 """Full-size models are planned from their configs alone."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.weightless_plan import options, plan_of
 from tests.models import next_configs
-from tests.repository import ROOT
-
-sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
-
-from benchmarks.weightless_plan import options, plan_of  # noqa: E402
 
 
 @pytest.mark.parametrize("format", next_configs.FORMATS)
