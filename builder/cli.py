@@ -34,9 +34,10 @@ from spark_engine.builder.plan.options import (
 from spark_engine.builder.plan.ring import GDN_RING
 from spark_engine.builder.plan.rope_scaling import parse_rope_scaling
 from spark_engine.builder.report import report_json, show_report
-from spark_engine.command import Explaining, command
+from spark_engine.command import command
 from spark_engine.device.choice import HELP, choose
 from spark_engine.engine_file import has_text
+from spark_engine.hints import explain
 from spark_engine.kernel import CARDS
 from spark_engine.models.open_model import read_description
 from spark_engine.progress import Progress
@@ -53,7 +54,19 @@ def _listed(sizes: tuple[int, ...]) -> str:
     return ",".join(map(str, sizes))
 
 
-@click.command(cls=Explaining)
+class _Build(click.Command):
+    """`spark-build`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses as click does; NoSuchOption for another server's option names ours."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            words = error.message + explain(error.option_name)
+            raise click.NoSuchOption(error.option_name, words, error.possibilities, ctx) from None
+
+
+@click.command(cls=_Build)
 @click.argument("checkpoint", type=click.Path(path_type=Path), required=False)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Engine folder to write.")
 @click.option(

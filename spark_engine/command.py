@@ -15,10 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-import click
-
 from spark_engine.errors import CapacityError, OptionError, UserError
-from spark_engine.hints import explain
 
 OK, BUG, USER, DIVERGED, SHORT, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 75, 130, 143
 DEBUG = "SPARK_DEBUG"  # in the environment: tracebacks are shown
@@ -31,18 +28,6 @@ _REMEDIES = {
     errno.EPERM: _CLOSED,
     errno.EROFS: _CLOSED,
 }
-
-
-class Explaining(click.Command):
-    """A command that names its own option where it is given another server's."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses as click does; NoSuchOption for another server's option names ours."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            words = error.message + explain(error.option_name)
-            raise click.NoSuchOption(error.option_name, words, error.possibilities, ctx) from None
 
 
 class Terminated(BaseException):

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import click
 import msgspec
 
-from spark_engine.command import Explaining
+from spark_engine.hints import explain
 
 T = TypeVar("T")
 # bool makes a flag
@@ -193,12 +193,20 @@ def why_idle(row: Option, mode: Mode, values: Mapping[str, Any]) -> str | None:
     return f"with {mode.flag}; it is for {others}"
 
 
-class Grouped(Explaining):
+class Grouped(click.Command):
     """A command with help by group; `rows` has the groups of its options."""
 
     def __init__(self, *args: Any, rows: Sequence[Option] = (), **more: Any) -> None:
         super().__init__(*args, **more)
         self._group = {row.name: row.group.title for row in rows}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses as click does; NoSuchOption for another server's option names ours."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            words = error.message + explain(error.option_name)
+            raise click.NoSuchOption(error.option_name, words, error.possibilities, ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {group.title: [] for group in Group}
