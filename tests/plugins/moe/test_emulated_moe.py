@@ -118,20 +118,21 @@ def test_tiles_have_the_bits_of_grouped(kind: str, cache: Path) -> None:
 
 @pytest.mark.parametrize("late", [False, True], ids=["at_once", "late"])
 @pytest.mark.parametrize(
-    ("tactic", "tokens", "sizes"),
+    ("kind", "tactic", "tokens", "sizes"),
     [
-        ("grouped", 9, (5, 3, 256, 128)),
-        ("grouped", 9, (5, 3, 208, 128)),  # parts of k that begin within a block of 128
-        ("grouped", 140, (5, 3, 144, 256)),  # two n8 tiles
-        ("wide_128", 513, (5, 3, 256, 128)),
+        ("fp8_block", "grouped", 9, (5, 3, 256, 128)),
+        ("fp8_block", "grouped", 9, (5, 3, 208, 128)),  # parts of k that begin within a block
+        ("fp8_block", "grouped", 140, (5, 3, 144, 256)),  # two n8 tiles
+        ("fp8_block", "wide_128", 513, (5, 3, 256, 128)),
+        ("fp8_channel", "wide_128", 513, (5, 3, 256, 128)),
     ],
     ids=str,
 )
-def test_fp8_blocks_equal_the_reference(
-    tactic: str, tokens: int, sizes: tuple[int, ...], late: bool, cache: Path
+def test_fp8_equals_the_reference(
+    kind: str, tactic: str, tokens: int, sizes: tuple[int, ...], late: bool, cache: Path
 ) -> None:
-    attrs: Attrs = {"format": "fp8_block", "dtype": "bf16"}
-    arrays = drawn("fp8_block", tokens, sizes)
+    attrs: Attrs = {"format": kind, "dtype": "bf16"}
+    arrays = drawn(kind, tokens, sizes)
     target = replace(H200, card=replace(H200.card, sms=3))
     got = run(TACTICS[tactic], attrs, arrays, cache, late, target).astype(np.float64)
     true = OP.reference(attrs, arrays)[0].astype(np.float64)

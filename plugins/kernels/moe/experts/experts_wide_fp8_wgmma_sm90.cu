@@ -1,19 +1,23 @@
-// Grouped GEMM of experts with FP8 in 128 x 128 blocks, many tokens: y = Σ_e weight_e · w2_e(silu(
-// gate_e(x)) · up_e(x)). sm_90a. H100: correct (docs/results/layouts_h100.md has its times).
+// Grouped GEMM of experts in FP8, many tokens: y = Σ_e weight_e · w2_e(silu(gate_e(x)) · up_e(x)).
+// sm_90a. QUANT 2: scales of 128 x 128 blocks (H100: correct; docs/results/layouts_h100.md has its
+// times). QUANT 4: of rows (emulated, not yet run).
 //
 // Launches: moe_count and moe_sort cut the pairs (token, expert) into tiles of up to BLOCK_M tokens
-// of one expert; quantise_rows makes e4m3 rows with a scale for each 128 columns; wide_up and
-// wide_down multiply; moe_combine adds a token's experts. wide_up quantises h: its block of work is
-// the 128 columns that share a scale.
+// of one expert; quantise_rows makes e4m3 rows with a scale for each 128 columns, or one a row;
+// wide_up and wide_down multiply; moe_combine adds a token's experts. In blocks wide_up quantises
+// h: its block of work is the 128 columns that share a scale. By rows it writes h in f32, and
+// quantise_inner is a launch.
 // Work: a tile of tokens (wgmma's N, 8 … BLOCK_M) times four panels of 64 weight rows (wgmma's M, a
 // lane's 16 bytes are fragments). The products of 128 k add up in separate registers, then the
 // scales bring them into the sum. Persistent blocks: four consumer warpgroups, a panel each, and
 // producers that fill a ring: weights by TMA bulk copies, rows and their scales by cp.async.
 // Rows of codes have k in the order of the fragments: of each 64 k, byte 32h + 16i + 4t + b is k
 // 16t + 8h + 4i + b. HIDDEN is a multiple of 256, INNER of 128. Macros: experts_common.cuh's (UP_WK
-// and DOWN_WK are 1, PARTS_BF16), BLOCK_M, QUANT 2, SORT_BLOCKS, SHARED_LIMIT (bytes of a block).
+// and DOWN_WK are 1, PARTS_BF16), BLOCK_M, QUANT, SORT_BLOCKS, SHARED_LIMIT (bytes of a block).
 #include "moe/experts/experts_wide_sm90.cuh"
 #include "moe/experts/experts_quantise.cuh"
+
+constexpr bool BY_ROW = QUANT == 4;  // a scale a row of x, of h and of the weights
 
 // A stage is 128 k: the tokens' rows, their scales, two k-slabs of weights of four panels.
 constexpr int ROWS_BYTES = BLOCK_M * 128, SCALES_BYTES = 1024, PANEL_BYTES = 2 * 4 * M16_BYTES;
@@ -31,7 +35,8 @@ struct Wide {
 
 using PipelineState = RingPlace<DEPTH>;
 
-// Quantised rows [rows, K] with scales [rows, K / 128], by token for x, by place in `order` for h.
+// Quantised rows [rows, K] with scales [rows, K / 128] (BY_ROW: [rows]), by token for x, by place in
+// `order` for h.
 struct Rows {
   const u8* codes;
   const float* scales;
@@ -41,7 +46,7 @@ struct Operands {
   const int* order;
   const int4* tiles;
   const u8* w;
-  const float* w_scale;  // [EXPERTS, weight rows / 128, K / 128]
+  const float* w_scale;  // [EXPERTS, weight rows / 128, K / 128]; BY_ROW: [EXPERTS, weight rows]
 };
 
 // --- Producers --------------------------------------------------------------------------------
@@ -79,7 +84,7 @@ DEVICE void produce_all(const Ring& r, const Operands& o) {
         if (row >= tile.z) continue;
         copy_async(to + row * 128 + ((chunk ^ (row & 7)) << 4),
                    o.rows.codes + (u64)from[i] * W::K + stage * 128 + chunk * 16);
-        if (chunk == 0)
+        if (!BY_ROW && chunk == 0)
           copy_async_few<4>(to + ROWS_BYTES + row * 4,
                             o.rows.scales + (u64)from[i] * W::STAGES + stage);
       }
@@ -159,6 +164,19 @@ DEVICE void write_inner(const TileWork& work, const float (&sums)[N / 8][4], Sha
   }
 }
 
+// The same by rows: f32, for quantise_inner.
+template <int N>
+DEVICE void write_raw(const TileWork& work, const float (&sums)[N / 8][4], float* raw) {
+  const int g = lane_id() >> 2, t = lane_id() & 3;
+  float* const to = raw + (u64)work.tile.y * INNER + work.panel * 32 + work.m16() * 8 + g;
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j)
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (j * 8 + 2 * t + i < work.tile.z)
+        to[(u64)(j * 8 + 2 * t + i) * INNER] = silu_mul(sums[j][i], sums[j][2 + i]);
+}
+
 template <int N>
 DEVICE void write_outer(const TileWork& work, const float (&sums)[N / 8][4], const int* pairs,
                         u32* parts) {
@@ -173,19 +191,37 @@ DEVICE void write_outer(const TileWork& work, const float (&sums)[N / 8][4], con
   }
 }
 
+// Brings the scales of a lane's two rows of weights and two columns of each eight into its sums.
+template <bool UP, int N>
+DEVICE void scale_rows(const Operands& o, const TileWork& work, float (&sums)[N / 8][4]) {
+  const int g = lane_id() >> 2, t = lane_id() & 3;
+  const int row = UP ? work.panel * 32 + work.m16() * 8 + g : work.panel * 64 + work.m16() * 16 + g;
+  const float* w = o.w_scale + (u64)work.tile.x * (UP ? 2 * INNER : HIDDEN) + row;
+  const float low = __ldg(w), high = __ldg(w + (UP ? INNER : 8));
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int at = work.tile.y + min(j * 8 + 2 * t + i, work.tile.z - 1);
+      const float x = __ldcg(o.rows.scales + (UP ? __ldcg(o.order + at) / K1 : at));
+      sums[j][i] *= low * x, sums[j][2 + i] *= high * x;
+    }
+}
+
 // One panel of a block of work by one warpgroup, N columns.
 template <bool UP, int N>
 DEVICE void consume_tile(const Ring& r, PipelineState& here, const TileWork& work,
-                         const float* w_scale, Shared& shared, void* to, float* h_scale) {
+                         const Operands& o, Shared& shared, void* to, float* h_scale) {
   constexpr int STAGES = Wide<UP>::STAGES;
   // Rows of a panel are gate and up by eights: rows g and g + 8 are in blocks I / 128 apart.
   const int blocks = (UP ? 2 * INNER : HIDDEN) / 128, block = work.panel / (UP ? 4 : 2);
-  const float* low = w_scale + ((u64)work.tile.x * blocks + block) * STAGES;
+  const float* low = o.w_scale + ((u64)work.tile.x * blocks + block) * STAGES;
   const float* high = low + (UP ? INNER / 128 * STAGES : 0);
   float sums[N / 8][4] = {};
 #pragma unroll 1
   for (int stage = 0; stage < STAGES; ++stage, here.next()) {
-    const float w_low = __ldg(low + stage), w_high = UP ? __ldg(high + stage) : w_low;
+    const float w_low = BY_ROW ? 1.0f : __ldg(low + stage);
+    const float w_high = UP && !BY_ROW ? __ldg(high + stage) : w_low;
     const u8* const rows = r.memory + here.slot * STAGE;
     const u8* const w = rows + WEIGHTS_AT + work.own() * PANEL_BYTES + work.m16() * M16_BYTES;
     barrier_wait(r.full + here.slot, here.phase);
@@ -208,6 +244,11 @@ DEVICE void consume_tile(const Ring& r, PipelineState& here, const TileWork& wor
     const u8* const scales = rows + ROWS_BYTES + (lane_id() & 3) * 8;
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
+      if constexpr (BY_ROW) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[j][i] += part[j][i];
+        continue;
+      }
       const float2 x = *(const float2*)(scales + j * 32);
       sums[j][0] = fmaf(part[j][0], w_low * x.x, sums[j][0]);
       sums[j][1] = fmaf(part[j][1], w_low * x.y, sums[j][1]);
@@ -217,7 +258,10 @@ DEVICE void consume_tile(const Ring& r, PipelineState& here, const TileWork& wor
     __syncwarp();
     barrier_arrive_warp(r.empty + here.slot, lane_id());
   }
-  if constexpr (UP) {
+  if constexpr (BY_ROW) scale_rows<UP, N>(o, work, sums);
+  if constexpr (UP && BY_ROW) {
+    write_raw<N>(work, sums, (float*)to);
+  } else if constexpr (UP) {
     write_inner<N>(work, sums, shared, (u8*)to, h_scale);
   } else {
     wait_copies<0>();
@@ -229,11 +273,11 @@ DEVICE void consume_tile(const Ring& r, PipelineState& here, const TileWork& wor
 // In as many columns as the tile needs, to the next eight.
 template <bool UP, int N>
 DEVICE void consume_width(const Ring& r, PipelineState& here, const TileWork& work,
-                          const float* w_scale, Shared& shared, void* to, float* h_scale) {
+                          const Operands& o, Shared& shared, void* to, float* h_scale) {
   if constexpr (N > 8)
     if (work.tile.z <= N - 8)
-      return consume_width<UP, N - 8>(r, here, work, w_scale, shared, to, h_scale);
-  consume_tile<UP, N>(r, here, work, w_scale, shared, to, h_scale);
+      return consume_width<UP, N - 8>(r, here, work, o, shared, to, h_scale);
+  consume_tile<UP, N>(r, here, work, o, shared, to, h_scale);
 }
 
 template <bool UP>
@@ -251,7 +295,7 @@ DEVICE void consume_all(const Ring& r, const Operands& o, Shared& shared, void* 
       copy_async_few<4>(shared.pairs[work.own()][work.turn & 1] + work.thread(),
                         o.order + work.tile.y + work.thread());
     if (!UP) commit_copies();
-    consume_width<UP, BLOCK_M>(r, here, work, o.w_scale, shared, to, h_scale);
+    consume_width<UP, BLOCK_M>(r, here, work, o, shared, to, h_scale);
   }
 }
 
@@ -275,34 +319,53 @@ DEVICE void wide(const Operands& o, void* to, float* h_scale) {
   }
 }
 
-// A block a token.
-extern "C" __global__ void __launch_bounds__(256)
-    quantise_rows(const u16* x, u8* codes, float* scales) {
+// A block a row: of x (bf16) or of h (f32).
+template <bool UP>
+DEVICE void quantise_row(const void* in, u8* codes, float* scales) {
+  constexpr int K = Side<UP>::K;
   wait_for_previous();
   launch_dependents();
   const u64 row = blockIdx.x;
-  for (int base = 0; base < HIDDEN; base += 256 * 8) {
+#if QUANT == 4
+  const float one = token_scale<UP>(in, row);
+  if (threadIdx.x == 0) scales[row] = one;
+#endif
+  for (int base = 0; base < K; base += 256 * 8) {
     const int k = base + threadIdx.x * 8;
     float v[8] = {};
-    if (k < HIDDEN) load8<true>(x, row * HIDDEN + k, v);
+    if (k < K) load8<UP>(in, row * K + k, v);
+#if QUANT == 4
+    const float scale = one;
+#else
     const float scale = block_scale(most_of<16>(v));
-    if (k >= HIDDEN) continue;
+#endif
+    if (k >= K) continue;
     u32 words[2] = {};
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       words[i / 4] |= (u32)to_e4m3(divide(v[i], scale, 1.0f / scale)) << i % 4 * 8;
-    u8* const to = codes + row * HIDDEN + k / 64 * 64 + k / 8 % 2 * 32 + k / 16 % 4 * 4;
+    u8* const to = codes + row * K + k / 64 * 64 + k / 8 % 2 * 32 + k / 16 % 4 * 4;
     *(u32*)to = words[0], *(u32*)(to + 16) = words[1];
-    if (k % 128 == 0) scales[row * (HIDDEN / 128) + k / 128] = scale;
+    if (!BY_ROW && k % 128 == 0) scales[row * (K / 128) + k / 128] = scale;
   }
 }
+extern "C" __global__ void __launch_bounds__(256)
+    quantise_rows(const u16* x, u8* codes, float* scales) {
+  quantise_row<true>(x, codes, scales);
+}
+#if QUANT == 4
+extern "C" __global__ void __launch_bounds__(256)
+    quantise_inner(const float* raw, u8* h, float* scales) {
+  quantise_row<false>(raw, h, scales);
+}
+#endif
 
 DYNAMIC_SHARED(wide_up, (DEPTH * STAGE));
 DYNAMIC_SHARED(wide_down, (DEPTH * STAGE));
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1)
     wide_up(const u8* codes, const float* scales, const int* order, const int4* tiles,
-            const u8* w13, const float* w13_scale, u8* h, float* h_scale) {
+            const u8* w13, const float* w13_scale, void* h, float* h_scale) {
   wide<true>({{codes, scales}, order, tiles, w13, w13_scale}, h, h_scale);
 }
 
