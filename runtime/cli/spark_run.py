@@ -25,6 +25,7 @@ from spark_engine.runtime.cli.doctor import doctor
 from spark_engine.runtime.cli.options import completion, config_file
 from spark_engine.runtime.cli.options.option import ASKED_FOR, Grouped, Mode, why_idle
 from spark_engine.runtime.cli.options.run_options import (
+    FOLDER,
     OF_FILE,
     OPTIONS,
     body,
@@ -42,7 +43,7 @@ from spark_engine.runtime.engine.request import FinishReason, capacity
 from spark_engine.runtime.offline.embedded import cache_folder, embedded_engine
 from spark_engine.runtime.ranks.hosts import name_network, own_rank, stand_by
 from spark_engine.runtime.ranks.rendezvous import split_hosts
-from spark_engine.runtime.server.engine_client.engine_folder import check_ranks
+from spark_engine.runtime.server.engine_client.engine_folder import check_ranks, split_names
 from spark_engine.runtime.server.operation.json_stderr import standard_error
 from spark_engine.runtime.server.operation.logs import LogFormat, set_up
 from spark_engine.runtime.text.reply_parts import Delta, Kind
@@ -80,7 +81,7 @@ class _Run(Grouped):
     cls=_Run,
     rows=OPTIONS,
     params=[
-        click.Argument(["engine"], type=click.Path(path_type=Path), required=False),
+        click.Argument(["engine"], nargs=-1, type=click.Path()),
         *(row.parameter() for row in OPTIONS),
     ],
 )
@@ -98,27 +99,40 @@ class _Run(Grouped):
 )
 @click.version_option(package_name="spark-engine", prog_name=NAME)
 @click.pass_context
-def main(context: click.Context, /, engine: Path | None, print_config: bool, **values: Any) -> None:
-    """Runs the engine folder ENGINE, or the embedded model where none is named.
+def main(
+    context: click.Context, /, engine: tuple[str, ...], print_config: bool, **values: Any
+) -> None:
+    """Runs the engine folder ENGINE, or the embedded model where none is named. --serve takes
+    several folders, as FOLDER or NAME=FOLDER: models at one address.
 
     Without --prompt, --prompt-ids, --chat, --serve or --batch it chats on a terminal, and elsewhere
     answers the message on standard input. `spark-run doctor` checks this machine: which engines it
     can serve, and what to do where it cannot.
     """
     with standard_error(_log_format(context, values)), command(NAME):
+        engine = engine or (context.default_map or {}).get(FOLDER.name, ())
         if print_config:
-            given = partial(_given, context)
+
+            def given(name: str) -> bool:
+                return bool(engine) if name == FOLDER.name else _given(context, name)
+
             click.echo(config_file.write(OF_FILE, {"engine": engine, **values}, given), nl=False)
             return
         mode = _mode(context, values)
         choose(os.environ, values["device"])
-        folder = engine or embedded_engine(
-            cache_folder(os.environ), lambda text: click.echo(text, err=True)
-        )
-        _check_device(folder, values["device"])
-        others = {Mode.SERVE: _serve, Mode.BATCH: _batch, Mode.TERMINAL: _chat}
-        run = others.get(mode, partial(_answer, mode))
-        code = run(folder, values)
+        folders = split_names(engine) or {"": _embedded()}
+        for folder in folders.values():
+            _check_device(folder, values["device"])
+        if mode is Mode.SERVE:
+            code = _serve(folders, values)
+        elif len(folders) > 1 or "" not in folders:
+            words = (
+                f"{mode.flag} runs one engine folder, without a name, and not {' '.join(engine)}"
+            )
+            raise OptionError(f"{words}: --serve takes several")
+        else:
+            others = {Mode.BATCH: _batch, Mode.TERMINAL: _chat}
+            code = others.get(mode, partial(_answer, mode))(folders[""], values)
         if values["profile"] is not None:
             click.echo(finish(values["profile"]), err=True)
         sys.exit(code)
@@ -184,10 +198,22 @@ def _state() -> Path:
     return Path(given) if given else Path.home() / ".local" / "state"
 
 
-def _serve(folder: Path, values: Mapping[str, Any]) -> int:
+def _serve(folders: Mapping[str, Path], values: Mapping[str, Any]) -> int:
     options = server_options(values)
     set_up(options.log_format, options.log_level)
-    check_ranks(folder, options.engine)
+    several = len(folders) > 1 or options.idle_unload_s is not None
+    folder = next(iter(folders.values()))
+    for one in folders.values():
+        check_ranks(one, options.engine)
+    if several:
+        # imported here, as below
+        from spark_engine.runtime.server.process.server import run_models
+
+        return run_models(folders, options)
+    if options.models_bytes is not None:
+        raise OptionError("--models-gib does nothing for one engine: leave it out")
+    if name := next(iter(folders)):
+        options = replace(options, names=(name, *options.names))
     hosts = split_hosts(options.engine.hosts)
     rank = own_rank(hosts, values["rank"])
     if hosts:

@@ -85,6 +85,10 @@ def _checked(
 def _value(path: Path, text: str, row: Option, value: Any) -> Any:
     """The value in the form of the command line. Raises OptionError."""
     where = _place(path, text, row.key)
+    if row.listed:
+        return tuple(
+            _single(where, row, one) for one in (value if isinstance(value, list) else [value])
+        )
     if row.many:
         if not isinstance(value, list):
             example = f'{row.key} = ["one", "two"]'
@@ -139,7 +143,9 @@ def _line(row: Option, value: Any, given: bool) -> str:
     if value is None or value == ():
         shape = f"[{row.shape}, ...]" if row.many else row.shape
         return f"# {row.key} = {shape}"
-    shown = list(value) if row.many else value
+    shown = list(value) if row.many or row.listed else value
+    if row.listed and len(value) == 1:
+        (shown,) = value
     plain = shown if isinstance(shown, list | bool | int | float) else str(shown)
     line = tomli_w.dumps({row.key: plain}).rstrip("\n")
     return line if given else f"# {line}"

@@ -85,6 +85,7 @@ class Option:
     needs: tuple[str, str] | None = None
     secret: bool = False  # its value is never printed
     of_file: bool = True  # whether the configuration file may have it
+    listed: bool = False  # the file may have one value, or a list of them; the value is a tuple
 
     @property
     def key(self) -> str:

@@ -31,7 +31,12 @@ _pace, _measure = table(Group.ENGINE, PrefillPolicy, APIS), table(Group.MEASURIN
 _server, _key = table(Group.SERVER, ServerOptions), table(Group.SECURITY, ServerOptions)
 _service = table(Group.SERVER, ServerOptions, APIS)
 # The argument of the command line, and a key of the configuration file.
-FOLDER = _task("--engine", "The engine folder; the embedded model by default.", metavar="FOLDER")
+FOLDER = _task(
+    "--engine",
+    "The engine folder; the embedded model by default. --serve takes several: a list.",
+    metavar="FOLDER",
+    listed=True,
+)
 TASK = (
     _task("--prompt", "Continue this text; - reads standard input."),
     _task("--prompt-ids", "Continue these token ids, e.g. 1,2,3."),
@@ -169,10 +174,25 @@ SERVER = (
     ),
     _service(
         "--restart-wait",
-        "Seconds that a request may wait for an engine that restarts.",
+        "Seconds that a request may wait for an engine that restarts, or is loaded.",
         click.FloatRange(0),
         "restart_wait_s",
         metavar="T",
+    ),
+    _server(
+        "--idle-unload",
+        "Unload an engine after this many seconds without a request; the next one loads it again.",
+        ABOVE_0,
+        "idle_unload_s",
+        metavar="T",
+    ),
+    _server(
+        "--models-gib",
+        "GiB that the loaded engines of several models may plan together; by default what is free.",
+        click.FloatRange(0, MOST_GIB, min_open=True),
+        "models_bytes",
+        metavar="G",
+        turn=lambda gib: None if gib is None else int(gib * GIB),
     ),
     _service(
         "--dumps",

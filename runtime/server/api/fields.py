@@ -7,7 +7,7 @@ import contextlib
 import math
 import re
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -30,6 +30,11 @@ class UnknownModel(BadField):
     """The request names a model that is not served here."""
 
     status = 404
+
+
+def unknown_model(name: str, names: Sequence[str]) -> UnknownModel:
+    words = f"model {short(name)} is not served here; there is {', '.join(names)}"
+    return UnknownModel(words, "model", "model_not_found")
 
 
 def too_long(said: str, most: int, param: str = "prompt") -> BadField:
@@ -69,6 +74,17 @@ def decode(data: bytes, kind: type[T], halves: bool = False) -> T:
             words = f"the body holds {said}, one half of a character: send both, or \\ufffd for it"
             raise BadField(words, code="invalid_json") from None
         raise BadField(f"the body is not valid JSON: {error}", code="invalid_json") from None
+
+
+class ModelField(msgspec.Struct):
+    """The model that a body of any API names."""
+
+    model: str | None = None
+
+    @classmethod
+    def of(cls, body: bytes) -> "ModelField":
+        """Raises BadField."""
+        return decode(body, cls, halves=True)
 
 
 def _whole(found: re.Match[bytes]) -> bytes:

@@ -89,10 +89,13 @@ class EngineClient(Supervisor):
 
     When it ends, a request with a token ends with EngineDied; the others are sent to the next
     process, once, and so are requests that arrive before it runs. They wait for `how.wait_s` at
-    most and then end with Restarting. All methods run in one event loop. `command` starts the
+    most and then end with `late`. All methods run in one event loop. `command` starts the
     process; the socket's address is appended. At most `max_queue` requests beyond the engine's
     slots are accepted. `trace` records what is done here.
     """
+
+    late: type[Busy] = Restarting
+    late_words = "the engine stopped, and has been starting again for {:g} s; retry"
 
     def __init__(
         self,
@@ -103,6 +106,7 @@ class EngineClient(Supervisor):
     ) -> None:
         super().__init__(command, how or Supervision(), trace or NoTrace())
         self.max_queue = max_queue
+        self.loads = 0  # processes that were started on demand
         self._open: dict[int, _Open] = {}
         self._held = 0
         self._next_id = 0
@@ -111,6 +115,16 @@ class EngineClient(Supervisor):
     def in_flight(self) -> int:
         """Requests that have not ended."""
         return len(self._open)
+
+    @property
+    def state(self) -> str | None:
+        """Of an engine that is loaded on demand; else None."""
+        return None
+
+    @property
+    def accepting(self) -> bool:
+        """Whether a new request is sent at once, and does not wait for a process."""
+        return self.running
 
     @property
     def sent(self) -> int:
@@ -148,7 +162,7 @@ class EngineClient(Supervisor):
         self._next_id += len(requests)
         for number, request, message in zip(ids, requests, messages, strict=True):
             one = self._open[number] = _Open(request, box, UNREAD * len(requests))
-            if self.running:
+            if self.accepting:
                 one.sends = 1
                 self.send(*message)
             else:
@@ -250,5 +264,4 @@ class EngineClient(Supervisor):
         self._open.pop(number, None)
 
     def _on_long_wait(self, number: int) -> None:
-        words = f"the engine stopped, and has been starting again for {self._how.wait_s:g} s"
-        self._deliver(number, Restarting(f"{words}; retry"), last=True)
+        self._deliver(number, self.late(self.late_words.format(self._how.wait_s)), last=True)

@@ -3,7 +3,7 @@
 Opens no engine file.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from spark_engine.engine_file import MANIFEST, read_manifest
@@ -117,3 +117,20 @@ def spell_drafts(asked: int | None, limits: Limits, fixed: bool = False) -> str:
         return " without its drafts"
     bound = "" if fixed else "up to "
     return f" with {bound}{most} draft{'s' if most > 1 else ''} a round"
+
+
+def split_names(given: Sequence[str]) -> dict[str, Path]:
+    """Engine folders by the names of their models. One folder without a name has the name "": its
+    engine has one; several have the folders' own. Raises OptionError where two have the same."""
+    found: dict[str, Path] = {}
+    for text in given:
+        name, equals, rest = text.partition("=")
+        if not equals or Path(text).is_dir():
+            name, rest = Path(text).resolve().name if len(given) > 1 else "", text
+        elif not (name and rest):
+            raise OptionError(f"{text}: a model is FOLDER or NAME=FOLDER, e.g. small=engines/9b")
+        if name in found:
+            words = f"two models are called {name}: name one of them, as in other={rest}"
+            raise OptionError(words)
+        found[name] = Path(rest)
+    return found

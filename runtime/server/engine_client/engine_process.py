@@ -81,6 +81,11 @@ class EngineProcess:
         )
         self._tasks = [asyncio.create_task(t) for t in (self._receive(), self._wait())]
 
+    @property
+    def gone(self) -> bool:
+        """Whether nothing of it runs, so that its memory is free."""
+        return self._process is None or self._process.returncode is not None
+
     def send(self, *frames: bytes) -> None:
         """Sends a message; large frames are not copied. It is lost if the process has ended."""
         # without a high-water mark a send never waits, so the future is done at once

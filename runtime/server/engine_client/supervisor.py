@@ -192,7 +192,7 @@ class Supervisor(ABC):
         the next try may succeed, or EngineDied.
         """
         self._first = asyncio.get_running_loop().create_future()
-        self._context = zmq.asyncio.Context()
+        self._context = self._context or zmq.asyncio.Context()
         self._task = asyncio.create_task(self._supervise())
         return await self._first
 
@@ -214,16 +214,19 @@ class Supervisor(ABC):
 
     async def close(self) -> None:
         """Ends the process. May be called twice."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        if self._process is not None:
-            await self._process.close()
+        await self._stop()
         if not self.died.is_set():
             self._give_up(Death(CLOSED))
         if self._context is not None:
             self._context.term()
             self._context = None
+
+    async def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._process is not None:
+            await self._process.close()
 
     async def _supervise(self) -> None:
         try:
@@ -312,8 +315,12 @@ class Supervisor(ABC):
         self.on_engine_ready()
 
     def _give_up(self, death: Death) -> None:
-        self.running, self.death = False, death
         self.died.set()
+        self._end(death)
+
+    def _end(self, death: Death) -> None:
+        """No process follows the one that has ended."""
+        self.running, self.death = False, death
         if self._first is not None and not self._first.done():
             kind = CapacityError if death.passing else EngineError if death.user else EngineDied
             self._first.set_exception(kind(death.reason))

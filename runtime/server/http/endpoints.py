@@ -16,12 +16,14 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.routing import compile_path
 from starlette.types import Receive, Scope, Send
 
+from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server.api.answers import Json, Reply
 from spark_engine.runtime.server.http.bodies import Bodies, ReceivedBody
 from spark_engine.runtime.server.http.sliced import SLICE, SlicedJson
-from spark_engine.runtime.server.operation.http_request import note_problem
+from spark_engine.runtime.server.operation.http_request import note_model, note_problem
 from spark_engine.runtime.server.prompts.contract import Blobs, JobKind
 from spark_engine.runtime.server.replies.errors import LEFT, Draining, error_response
+from spark_engine.runtime.server.service.models import Models
 from spark_engine.runtime.server.service.service import Service
 
 Start = Callable[[Service, Blobs], Awaitable[Reply]]
@@ -52,37 +54,36 @@ class Route:
 
 
 class Endpoints:
-    """The endpoints over one service; `max_body` in bytes. `draining` refuses new work;
-    `metrics_by_key`: /metrics names keys, and so needs one."""
+    """The endpoints over a service, or over those of several models; `max_body` in bytes.
+    `draining` refuses new work; `metrics_by_key`: /metrics names keys, and so needs one."""
 
     def __init__(
-        self, service: Service, max_body: int | None = None, metrics_by_key: bool = False
+        self, served: Service | Models, max_body: int | None = None, metrics_by_key: bool = False
     ) -> None:
-        self.service, self.metrics_by_key = service, metrics_by_key
-        self.report: Json = {}  # the engine's: `page/report.py`
+        self.models = served if isinstance(served, Models) else Models([served])
+        self.service, self.metrics_by_key = self.models.first, metrics_by_key
+        self.reports: dict[Service, Json] = {}  # of the engines: `page/report.py`
         self._bodies = Bodies(max_body)
         self.draining = False
 
     def health(self) -> Response:
         """200 only while new work would be answered; else 503 with the reason."""
-        reason = "the server is draining" if self.draining else self.service.unhealthy_reason()
+        reason = "the server is draining" if self.draining else self.models.unhealthy_reason()
+        more: Json = {"models": self.models.states()} if self.models.several else {}
         if reason is None:
-            return json_response({"status": "ok"})
-        return json_response({"status": "unhealthy", "reason": reason}, 503)
+            return json_response({"status": "ok", **more})
+        return json_response({"status": "unhealthy", "reason": reason, **more}, 503)
 
     def ready(self) -> Response:
         """200 only while a new request would be accepted at once: the queue is not full either."""
-        service = self.service
-        most = service.info.limits.max_seqs + service.client.max_queue
-        if service.open >= most:
-            words = f"{service.open} requests run or wait; the limit is {most}"
+        if (words := self.models.full()) is not None:
             return json_response({"status": "unready", "reason": words}, 503)
         return self.health()
 
     def load(self) -> Response:
-        stats = self.service.client.stats
-        counts = {"running": stats.running, "waiting": stats.waiting}
-        return json_response({"server_load": self.service.open, **counts})
+        stats = [service.client.stats for service in self.models.services]
+        counts = {name: sum(getattr(s, name) for s in stats) for name in ("running", "waiting")}
+        return json_response({"server_load": self.models.open, **counts})
 
     def metrics(self) -> Response:
         text = self.service.metrics.render(self.metrics_by_key)
@@ -97,7 +98,8 @@ class Endpoints:
 
     async def compute(self, request: Request, kind: JobKind) -> Response:
         async def work(body: ReceivedBody) -> Response:
-            return SlicedJson([await self.service.compute(kind, body.parts)])
+            service = await self._service(body)
+            return SlicedJson([await service.compute(kind, body.parts)])
 
         return await self._run(request, work)
 
@@ -114,7 +116,8 @@ class Endpoints:
 
     async def _answer(self, start: Start, body: ReceivedBody) -> Response:
         """The answer, or its start. When it is cancelled, its request is closed."""
-        reply = await start(self.service, body.parts)
+        service = await self._service(body)
+        reply = await start(service, body.parts)
         try:
             body.drop()
             if not reply.stream:
@@ -122,7 +125,7 @@ class Endpoints:
             events = reply.events()
             first = await anext(events)
             headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-            sent = self._events(reply, first, events)
+            sent = self._events(reply, first, events, service.client.trace)
             return _Stream(reply, sent, media_type="text/event-stream", headers=headers)
         except BaseException:
             reply.close()
@@ -131,10 +134,16 @@ class Endpoints:
             if not reply.stream:
                 reply.close()
 
+    async def _service(self, body: ReceivedBody) -> Service:
+        """The service of the model that the body names. Raises UnknownModel."""
+        service = await self.models.of(body.parts)
+        if self.models.several:
+            note_model(service.names[0])
+        return service
+
     async def _events(
-        self, reply: Reply, first: bytes, events: AsyncIterator[bytes]
+        self, reply: Reply, first: bytes, events: AsyncIterator[bytes], trace: NoTrace
     ) -> AsyncIterator[bytes]:
-        trace = self.service.client.trace
         try:
             yield first
             async for event in events:

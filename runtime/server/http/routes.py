@@ -10,7 +10,6 @@ from spark_engine.runtime.engine.request import capacity
 from spark_engine.runtime.server.api.answers import Json, Part
 from spark_engine.runtime.server.api.chat import ChatBody
 from spark_engine.runtime.server.api.completions import CompletionBody, DetokenizeBody, TokenizeBody
-from spark_engine.runtime.server.api.fields import UnknownModel
 from spark_engine.runtime.server.api.messages import CountBody, MessagesBody
 from spark_engine.runtime.server.api.responses import ResponsesBody
 from spark_engine.runtime.server.http.endpoints import Endpoints, Route, Run, Start, json_response
@@ -61,17 +60,15 @@ def _kept(work: Callable[[Service, str, Mapping[str, str]], list[Part]]) -> Run:
 async def _model(endpoints: Endpoints, request: Request) -> Response:
     if not (name := request.path_params["name"].rstrip("/")):
         return RedirectResponse(request.url.replace(path=request.url.path.rstrip("/")))
-    if name not in endpoints.service.names:
-        raise UnknownModel(f"model {name!r} is not served here", "model", "model_not_found")
-    return json_response(_model_row(endpoints.service, name))
+    return json_response(_model_row(endpoints.models.named(name), name))
 
 
 def _models(endpoints: Endpoints) -> Json:
-    service = endpoints.service
-    return {"object": "list", "data": [_model_row(service, name) for name in service.names]}
+    return {"object": "list", "data": [_model_row(one, name) for name, one in endpoints.models]}
 
 
 def _model_row(service: Service, name: str) -> Json:
+    state = service.client.state
     return {
         "id": name,
         "object": "model",
@@ -80,12 +77,23 @@ def _model_row(service: Service, name: str) -> Json:
         "root": service.info.name,
         "parent": None,
         "max_model_len": capacity(service.info.limits),
+        **({} if state is None else {"state": state}),
     }
 
 
-def _live(endpoints: Endpoints) -> Json:
-    service = endpoints.service
-    return live(service.metrics, service.client.stats, service.info.limits.drafts)
+async def _live(endpoints: Endpoints, request: Request) -> Response:
+    service = _asked(endpoints, request)
+    found = live(service.metrics, service.client.stats, service.info.limits.drafts)
+    return json_response(found)
+
+
+async def _report(endpoints: Endpoints, request: Request) -> Response:
+    return json_response(endpoints.reports.get(_asked(endpoints, request), {}))
+
+
+def _asked(endpoints: Endpoints, request: Request) -> Service:
+    """The service of the query's `model`, by default the first. Raises UnknownModel."""
+    return endpoints.models.named(request.query_params.get("model"))
 
 
 def page_routes() -> tuple[Route, ...]:
@@ -101,7 +109,7 @@ def page_routes() -> tuple[Route, ...]:
 
     return (
         Route("GET", "/", run, "a page to chat and to see what the server does", open=True),
-        Route("GET", LIVE, _tells(_live), "what the page's plots are drawn from", open=True),
+        Route("GET", LIVE, _live, "what the page's plots are drawn from", open=True),
         Route("GET", "/page/{name:path}", run, "the page's files", open=True),
     )
 
@@ -133,6 +141,6 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/load", _shows(Endpoints.load), "how many requests run or wait", open=True),
     Route("GET", METRICS, _METRICS, "counters for Prometheus", open=True),
     Route("GET", "/openapi.json", _DOCUMENT, "this table, for tools", open=True),
-    Route("GET", "/report", _tells(lambda e: e.report), "what the engine is, and what it takes"),
+    Route("GET", "/report", _report, "what the engine is, and what it takes"),
     Route("GET", "/version", _tells(lambda _: dict(release())), "the server's version", open=True),
 )

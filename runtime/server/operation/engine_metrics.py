@@ -6,6 +6,7 @@ Knows names and labels: ours, and vLLM's for dashboards that use them.
 import platform
 from collections.abc import Callable, Iterator, Mapping
 
+from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -15,19 +16,54 @@ from spark_engine.runtime.server.operation.release import release
 
 PREFIXES = ("spark:", "vllm:")
 Read = Callable[[], tuple[Stats, float]]
+Loaded = Callable[[], tuple[bool, int]]
+
+
+class Engines(Collector):
+    """The metrics of several engines: each family once, with the samples of all."""
+
+    def __init__(self) -> None:
+        self.rows: list[Collector] = []
+
+    def add(self, row: Collector) -> None:
+        self.rows.append(row)
+
+    def collect(self) -> Iterator[Metric]:
+        found: dict[str, Metric] = {}
+        for row in self.rows:
+            for metric in row.collect():
+                if (known := found.setdefault(metric.name, metric)) is not metric:
+                    known.samples += metric.samples
+        yield from found.values()
+
+
+class EngineProcess(Collector):
+    """Time and memory of an engine's process; labelled where the server has several `engines`."""
+
+    def __init__(self, model: str, pid: Callable[[], int], engines: Engines) -> None:
+        self._model, self._engines = model, engines
+        self._process = ProcessCollector("spark_engine", pid, registry=None)
+
+    def collect(self) -> Iterator[Metric]:
+        more = {"model_name": self._model} if len(self._engines.rows) > 1 else {}
+        for metric in self._process.collect():
+            metric.samples = [s._replace(labels={**s.labels, **more}) for s in metric.samples]
+            yield metric
 
 
 class EngineCollector(Collector):
     """The engine's counters and description. `read` returns the counters and the last step's age
     in seconds.
 
-    `limits` None omits the description.
+    `limits` None omits the description, `loaded` None whether and how often it was loaded.
     """
 
-    def __init__(self, model: str, read: Read, limits: Limits | None = None) -> None:
+    def __init__(
+        self, model: str, read: Read, limits: Limits | None = None, loaded: Loaded | None = None
+    ) -> None:
         self._model = model
         self._read = read
-        self._limits = limits
+        self._limits, self._loaded = limits, loaded
         self._release = {"commit": "", **release(), "python": platform.python_version()}
 
     def collect(self) -> Iterator[Metric]:
@@ -49,6 +85,10 @@ class EngineCollector(Collector):
         yield from self._cache(stats)
         yield from self._drafts(stats)
         yield from self._infos(stats)
+        if self._loaded is not None:
+            now, loads = self._loaded()
+            yield self._gauge("spark:engine_loaded", now)
+            yield self._counter("spark:engine_loads", {"": loads})
 
     def _infos(self, stats: Stats) -> Iterator[Metric]:
         """A gauge of 1 with facts as labels."""

@@ -62,6 +62,7 @@ class HttpRequest:
     account: Account | None = None
     held: bool = False
     status: int = 0
+    model: str = ""  # that answers it, where there are several
     problem: str = ""  # the code of the error in its answer, also within a stream
     use: EngineUse | None = None
     pending: bool = False  # the engine still works for it, after the answer, in the background
@@ -113,6 +114,12 @@ def note_route(path: str) -> None:
     request = _CURRENT.get()
     if request is not None:
         request.handler = path
+
+
+def note_model(name: str) -> None:
+    request = _CURRENT.get()
+    if request is not None:
+        request.model = name
 
 
 def note_problem(error: Mapping[str, Any]) -> None:

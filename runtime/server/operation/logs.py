@@ -117,6 +117,7 @@ def describe(request: HttpRequest) -> Mapping[str, str | int | float]:
         "client": request.client or None,
         "method": request.method,
         "path": request.path,
+        "model": request.model or None,
         "status": request.status,
         "seconds": round(request.seconds, 4),
         "problem": request.problem or None,

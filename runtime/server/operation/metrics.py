@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -24,7 +25,14 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from spark_engine.interface import Limits
-from spark_engine.runtime.server.operation.engine_metrics import PREFIXES, EngineCollector, Read
+from spark_engine.runtime.server.operation.engine_metrics import (
+    PREFIXES,
+    EngineCollector,
+    EngineProcess,
+    Engines,
+    Loaded,
+    Read,
+)
 
 FIRST = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)  # seconds
 BETWEEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
@@ -43,31 +51,54 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 OWN = frozenset(("admission_rejections",))  # vLLM has no such counter
 Pid = Callable[[], int | None]
+F = TypeVar("F", Counter, Histogram)
 
 
 class Metrics:
-    """The counters of one server. `read` returns the engine's counters and its last step's age in
-    seconds, `pid` its process; `limits` None omits the engine's description."""
+    """The counters of one model of a server, and of the server. `read` returns the engine's
+    counters and its last step's age in seconds, `pid` its process, `loaded` whether it is loaded
+    and how often it was; `limits` None omits the engine's description. `beside`: of another model
+    of the same server, whose text then has both."""
 
     def __init__(
-        self, model: str, read: Read, limits: Limits | None = None, pid: Pid = lambda: None
+        self,
+        model: str,
+        read: Read,
+        limits: Limits | None = None,
+        pid: Pid = lambda: None,
+        loaded: Loaded | None = None,
+        beside: Metrics | None = None,
     ) -> None:
+        if beside is not None:
+            vars(self).update(vars(beside))
+        else:
+            self._begin()
+        self._model = model
+        self._engines.add(EngineCollector(model, read, limits, loaded))
+        self._processes.add(EngineProcess(model, lambda: pid() or -1, self._processes))
+        self._bind()
+
+    def _begin(self) -> None:
         # the series' times of creation are unused, and a fifth of the text
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry, self._of_keys = CollectorRegistry(), CollectorRegistry()
         self._twice = CollectorRegistry()
-        self._model = model
-        self.registry.register(EngineCollector(model, read, limits))
+        self._families: dict[str, Counter | Histogram] = {}
+        self._engines, self._processes = Engines(), Engines()
+        self.registry.register(self._engines)
         self.registry.register(_Twice(self._twice))
         ProcessCollector(registry=self.registry)
-        ProcessCollector("spark_engine", lambda: pid() or -1, registry=self.registry)
+        self.registry.register(self._processes)
         PlatformCollector(registry=self.registry)
+        self._add_http()
+
+    def _bind(self) -> None:
+        """The series of this model."""
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of accepted requests")
         self._generated = self._counter("generation_tokens", "Tokens generated")
         self._refused = self._counter("admission_rejections", "Requests refused: queue full")
-        text, labels = "Choices ended", ("model_name", "finished_reason")
-        ended = Counter("request_success", text, labels, registry=self._twice)
-        self._ended = {reason: ended.labels(model, reason) for reason in REASONS}
+        ended = self._family(Counter, "request_success", "Choices ended", "finished_reason")
+        self._ended = {reason: ended.labels(self._model, reason) for reason in REASONS}
         self._first = self._times("time_to_first_token_seconds", FIRST)
         self._between = self._times("inter_token_latency_seconds", BETWEEN)
         self._whole = self._times("e2e_request_latency_seconds", WHOLE)
@@ -81,7 +112,6 @@ class Metrics:
         self._longest = self._times("request_max_num_generation_tokens", LENGTH)
         self._asked = self._times("request_params_max_tokens", LENGTH)
         self._choices = self._times("request_params_n", CHOICES)
-        self._add_http()
 
     def accepted(self, prompt_tokens: int) -> None:
         """A request was sent to the engine."""
@@ -161,7 +191,8 @@ class Metrics:
         for family in self._twice.collect():
             rows = found.setdefault(family.name, {})
             for sample in family.samples:
-                if sample.name in (family.name + "_total", family.name + "_bucket"):
+                mine = sample.labels.get("model_name") == self._model
+                if mine and sample.name in (family.name + "_total", family.name + "_bucket"):
                     rows[list(sample.labels.values())[-1]] = sample.value
         return found
 
@@ -182,13 +213,21 @@ class Metrics:
         text, labels = "Tokens by key", ["key", "kind"]
         self._key_tokens = Counter("spark:key_tokens", text, labels, registry=self._of_keys)
 
+    def _family(self, kind: type[F], name: str, text: str, *labels: str, **given: Any) -> F:
+        """The family of this name, made for the first model."""
+        if name not in self._families:
+            own = ("model_name", *labels)
+            self._families[name] = kind(name, text, own, registry=self._twice, **given)
+        found = self._families[name]
+        assert isinstance(found, kind)
+        return found
+
     def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, ["model_name"], registry=self._twice).labels(self._model)
+        return self._family(Counter, name, text).labels(self._model)
 
     def _times(self, name: str, buckets: tuple[float, ...]) -> Histogram:
-        text, label = name.replace("_", " "), ["model_name"]
-        found = Histogram(name, text, label, buckets=buckets, registry=self._twice)
-        return found.labels(self._model)
+        text = name.replace("_", " ")
+        return self._family(Histogram, name, text, buckets=buckets).labels(self._model)
 
 
 class Stopwatch:

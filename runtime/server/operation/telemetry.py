@@ -69,10 +69,10 @@ class Traces:
         if operation is None:
             return
         span = self._tracer.start_span(
-            f"{operation} {self._model}",
+            f"{operation} {request.model or self._model}",
             self._parent(request.headers),
             self._kind,
-            attributes=attributes(request, operation, self._model),
+            attributes=attributes(request, operation, request.model or self._model),
             start_time=request.wall,
         )
         if request.problem or request.status >= 500:

@@ -19,6 +19,7 @@ from spark_engine.runtime.images.fetch import Fetcher, media_domains
 from spark_engine.runtime.server.engine_client import engine_folder
 from spark_engine.runtime.server.engine_client.client import EngineClient
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo
+from spark_engine.runtime.server.engine_client.on_demand import OnDemandClient
 from spark_engine.runtime.server.engine_client.supervisor import WATCHDOG_S, Supervision
 from spark_engine.runtime.server.process.options import ServerOptions
 from spark_engine.runtime.server.prompts.contract import Setup
@@ -60,26 +61,33 @@ def worker_command(folder: Path, options: EngineOptions) -> tuple[str, ...]:
 
 @contextlib.asynccontextmanager
 async def open_service(
-    command: Sequence[str], folder: Path, options: ServerOptions
+    command: Sequence[str],
+    folder: Path,
+    options: ServerOptions,
+    on_demand: OnDemandClient | None = None,
+    beside: Service | None = None,
 ) -> AsyncIterator[Service]:
     """The service of a folder by the engine process of `command`; the socket's address is added to
-    it. Raises EngineError, CapacityError or OptionError when it cannot start."""
+    it. With `on_demand`, which has that command, no process is started. `beside`: another service
+    of the same server. Raises EngineError, CapacityError or OptionError when it cannot start."""
     first_manifest = engine_folder.find_manifest(folder)
     pool = WorkerPool(folder)
     trace = trace_of(options.engine.profile, HTTP)
-    client = EngineClient(command, options.max_queue, _supervision(options), trace)
+    given = command, options.max_queue, supervision(options), trace
+    client = on_demand or EngineClient(*given)
     fetcher = Fetcher(media_domains(options.chat.media_domains))
     try:
         await pool.begin()  # it loads in parallel with the engine
         tokenizer, formats = read_tokenizer(folder), read_formats(folder, options.chat)
-        info = shorten(await client.start(), options.max_model_len)
+        info = await client.start() if on_demand is None else on_demand.info
+        info = shorten(info, options.max_model_len)
         if first_manifest is not None and info.build not in ("", first_manifest.fingerprint.all):
             raise EngineError(f"{folder} was built again while it was being loaded: start again")
         names = options.names or (info.name,)
         most = info.limits.max_seqs + options.max_queue
         await pool.start(Setup(info, names, options.chat, options.allow_priority, most))
         times = options.timeout_s, options.queue_timeout_s
-        yield Service(client, info, tokenizer, pool, names, formats, *times, fetcher)
+        yield Service(client, info, tokenizer, pool, names, formats, *times, fetcher, beside)
     finally:
         fetcher.close()
         await pool.close()
@@ -101,7 +109,7 @@ def shorten(info: EngineInfo, most: int | None) -> EngineInfo:
     return msgspec.structs.replace(info, limits=replace(info.limits, max_context=most))
 
 
-def _supervision(options: ServerOptions) -> Supervision:
+def supervision(options: ServerOptions) -> Supervision:
     limit = WATCHDOG_S if options.watchdog_s is None else options.watchdog_s
     dumps = None if options.dumps is None else Path(options.dumps)
     if dumps is not None and not dumps.is_dir():

@@ -36,7 +36,9 @@ class ServerOptions:
     drain_timeout_s: float = 30.0
     watchdog_s: float | None = None
     restarts: int = 5  # restarts within ten minutes, after which the server gives up
-    restart_wait_s: float = 60.0  # how long a request may wait for a restart
+    restart_wait_s: float = 60.0  # how long a request may wait for a restart, or a loading engine
+    idle_unload_s: float | None = None  # an engine without requests is unloaded after so long
+    models_bytes: int | None = None  # that loaded engines may plan together; None: what is free
     dumps: str | None = None
     grace_s: float = 5.0  # how long a server that has given up still answers, before it exits
     allow_priority: bool = False  # requests may set their priority, and so delay others

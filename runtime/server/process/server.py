@@ -8,7 +8,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -19,7 +19,6 @@ from starlette.types import ASGIApp
 from uvicorn.config import LifespanType
 
 from spark_engine.runtime.server.engine_client import engine_folder
-from spark_engine.runtime.server.engine_client.client import EngineClient
 from spark_engine.runtime.server.engine_client.heap import return_large_buffers, trimmed_heap
 from spark_engine.runtime.server.http.app import create_app
 from spark_engine.runtime.server.http.connections import (
@@ -36,9 +35,11 @@ from spark_engine.runtime.server.operation.log_limit import limited_log
 from spark_engine.runtime.server.operation.telemetry import check_endpoint
 from spark_engine.runtime.server.page.report import make_report
 from spark_engine.runtime.server.process import leaving, lifecycle
+from spark_engine.runtime.server.process.models import ServedModel, open_models, plan_models
 from spark_engine.runtime.server.process.open_service import open_service, prepare
 from spark_engine.runtime.server.process.options import ServerOptions
 from spark_engine.runtime.server.process.port import bind
+from spark_engine.runtime.server.service.models import Models
 from spark_engine.runtime.server.service.service import Service
 
 BACKLOG = 2048  # connections that the kernel may queue
@@ -54,46 +55,78 @@ def run(folder: Path, options: ServerOptions) -> int:
     Raises EngineError, CapacityError or OptionError when it cannot start.
     """
     command, options = prepare(folder, options)
+    _check(options)
+    return leaving.run(serve(command, folder, options))
+
+
+def run_models(folders: Mapping[str, Path], options: ServerOptions) -> int:
+    """Serves engines under their names, each loaded while it is wanted. Raises what `run` does."""
+    rows, rooms = plan_models(folders, options)
+    _check(options)
+    return leaving.run(serve_models(rows, rooms, options))
+
+
+def _check(options: ServerOptions) -> None:
     ServerTls.of(options.tls_cert, options.tls_key)
     if options.traces is not None:
         check_endpoint(options.traces)
-    return leaving.run(serve(command, folder, options))
 
 
 async def serve(command: Sequence[str], folder: Path, options: ServerOptions) -> int:
     """Serves a folder by the engine process of `command`; the socket's address is added to it."""
+
+    @contextlib.asynccontextmanager
+    async def opened() -> AsyncIterator[Models]:
+        async with open_service(command, folder, options) as service:
+            yield Models([service])
+
+    return await _serve(opened(), [folder], options)
+
+
+async def serve_models(
+    rows: Sequence[ServedModel], rooms: Mapping[str, int | None], options: ServerOptions
+) -> int:
+    """Serves models by the engine processes of their commands; `rooms`: see `Residency`."""
+    opened = open_models(rows, rooms, options.idle_unload_s)
+    return await _serve(opened, [row.folder for row in rows], options)
+
+
+async def _serve(
+    opened: contextlib.AbstractAsyncContextManager[Models],
+    folders: Sequence[Path],
+    options: ServerOptions,
+) -> int:
     return_large_buffers()
     descriptors = raise_descriptor_limit()
     tls = ServerTls.of(options.tls_cert, options.tls_key)
     listener = bind(options.host, options.port)
     keys = Keyring(None if options.api_keys is None else Path(options.api_keys), options.api_key)
     _warn_without_keys(keys, listener)
-    service: Service | None = None
+    models: Models | None = None
     stack = contextlib.AsyncExitStack()
 
     def show() -> None:
-        if service is not None:
-            lifecycle.show_keys(keys, service.metrics)
+        if models is not None:
+            lifecycle.show_keys(keys, models.first.metrics)
 
     try:
         stack.enter_context(limited_log())
         stack.enter_context(trimmed_heap())
         stack.enter_context(lifecycle.on_hangup(keys, tls, show))
-        service = await stack.enter_async_context(open_service(command, folder, options))
-        info, names = service.info, service.names
-        endpoints = Endpoints(service, options.max_body_mib << 20, options.metrics_by_key)
-        manifest = engine_folder.find_manifest(folder)
-        endpoints.report = make_report(info, manifest, options.chat)
-        for words in (
-            () if manifest is None else engine_folder.unmet(options.engine, info, manifest)
-        ):
-            log.warning(words)
+        models = await stack.enter_async_context(opened)
+        metrics = models.first.metrics
+        endpoints = Endpoints(models, options.max_body_mib << 20, options.metrics_by_key)
+        for service, folder in zip(models.services, folders, strict=True):
+            manifest = engine_folder.find_manifest(folder)
+            endpoints.reports[service] = make_report(service.info, manifest, options.chat)
+            if manifest is not None and not models.several:
+                for words in engine_folder.unmet(options.engine, service.info, manifest):
+                    log.warning(words)
         room = _most_connections(options, descriptors)
-        connections = Connections(room, options.read_timeout_s, refused=service.metrics.turned_away)
-        drafts = options.engine.drafts, info.limits, options.engine.fixed_drafts
-        name = names[0] + engine_folder.spell_drafts(*drafts) + engine_folder.spell_cache(info)
+        connections = Connections(room, options.read_timeout_s, refused=metrics.turned_away)
+        name = ", ".join(_spelled(service, options) for service in models.services)
         logged = options.access_log, options.access_log_all
-        async with lifecycle.listeners(*logged, options.traces, names[0]) as callbacks:
+        async with lifecycle.listeners(*logged, options.traces, models.first.names[0]) as callbacks:
             hosts, origins = options.allowed_hosts, options.cors_origins
             guard = guard_of(hosts, options.host, listener, keys.locked, origins)
             app = create_app(endpoints, keys, callbacks, origins, options.page, guard)
@@ -103,12 +136,21 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             if tls is not None:
                 tls.serve_with(config, options.read_timeout_s)
                 listener.accepted = connections.shake
-            server = _Server(config, endpoints, service.client, options, name)
-            lifecycle.show_keys(keys, service.metrics)
+            server = _Server(config, endpoints, options, name)
+            lifecycle.show_keys(keys, metrics)
             return await server.run_until_done(listener)
     finally:
         listener.close()
         await stack.aclose()
+
+
+def _spelled(service: Service, options: ServerOptions) -> str:
+    """The model for the log: its name and what its engine has."""
+    name, info, engine = service.names[0], service.info, options.engine
+    if (state := service.client.state) is not None:
+        return f"{name} ({state})"
+    drafts = engine_folder.spell_drafts(engine.drafts, info.limits, engine.fixed_drafts)
+    return name + drafts + engine_folder.spell_cache(info)
 
 
 def _most_connections(options: ServerOptions, descriptors: int) -> int:
@@ -155,20 +197,20 @@ class _Server(uvicorn.Server):
         self,
         config: uvicorn.Config,
         endpoints: Endpoints,
-        client: EngineClient,
         options: ServerOptions,
         name: str,
     ) -> None:
         super().__init__(config)
         self._name = name
         self._endpoints = endpoints
-        self._client = client
+        self._models = endpoints.models
+        self._client = endpoints.service.client  # the only one, where it is not on demand
         self._options = options
         self._stop_requested = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._signals = 0
         self._code = 0
-        self._dumping: asyncio.Task[Path | None] | None = None
+        self._dumping: asyncio.Future[list[Path | None]] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """uvicorn's, then the real backlog; logged once signals are handled too."""
@@ -203,15 +245,15 @@ class _Server(uvicorn.Server):
     async def _drain(self) -> None:
         """The port stays open: probes and new work are answered with 503."""
         await self._stop_requested.wait()
-        if (going := self._client.in_flight) and self._signals < 2:
+        if (going := self._models.in_flight) and self._signals < 2:
             words = "stopping: requests that run, %d, may finish within %g s; again to cancel them"
             log.info(words, going, self._options.drain_timeout_s)
         limit = asyncio.get_running_loop().time() + self._options.drain_timeout_s
-        while self._endpoints.service.open and self._loop.time() < limit and self._signals < 2:
+        while self._models.open and self._loop.time() < limit and self._signals < 2:
             await asyncio.sleep(0.05)
-        if self._client.in_flight:
-            log.warning("cancelling requests that run: %d", self._client.in_flight)
-            self._client.cancel_all()
+        if going := self._models.in_flight:
+            log.warning("cancelling requests that run: %d", going)
+            self._models.cancel_all()
         self.should_exit = True
         await self._force_exit_later()
 
@@ -224,8 +266,9 @@ class _Server(uvicorn.Server):
         await self._force_exit_later()
 
     def _dump(self) -> None:
-        """SIGUSR1: writes a dump of both processes to a file, and logs its path."""
-        self._dumping = asyncio.create_task(self._client.dump("asked for by SIGUSR1"))
+        """SIGUSR1: writes a dump of both processes, for each model, to a file; logs its path."""
+        clients = [service.client for service in self._models.services]
+        self._dumping = asyncio.gather(*(one.dump("asked for by SIGUSR1") for one in clients))
 
     async def _force_exit_later(self) -> None:
         await asyncio.sleep(FORCE_S)

@@ -36,6 +36,7 @@ class JobKind(enum.StrEnum):
     COUNT = "count"
     TOKENIZE = "tokenize"
     DETOKENIZE = "detokenize"
+    MODEL = "model"  # the body's name of it
     FORM = "form"  # the blob is a FormAsked
 
 

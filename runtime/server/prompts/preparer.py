@@ -27,7 +27,7 @@ from spark_engine.runtime.server.api.common import (
     sampling,
     scored,
 )
-from spark_engine.runtime.server.api.fields import BadField, UnknownModel, short, too_long
+from spark_engine.runtime.server.api.fields import BadField, short, too_long, unknown_model
 from spark_engine.runtime.server.prompts.allowed_token_ids import only_these_ids
 from spark_engine.runtime.server.prompts.bad_words import bar
 from spark_engine.runtime.server.prompts.contract import (
@@ -319,8 +319,7 @@ class Preparer:
     def _check_model(self, name: str | None) -> None:
         names = self._setup.names
         if name is not None and name not in names:
-            words = f"model {short(name)} is not served here; there is {', '.join(names)}"
-            raise UnknownModel(words, "model", "model_not_found")
+            raise unknown_model(name, names)
 
 
 def reserve(tokenizer: Tokenizer | None, info: VisionInfo | None) -> Tokenizer | None:

@@ -20,7 +20,7 @@ from spark_engine.runtime.server.api.completions import (
     TokenizeBody,
     prompts,
 )
-from spark_engine.runtime.server.api.fields import BadField, decode, renamed, short
+from spark_engine.runtime.server.api.fields import BadField, ModelField, decode, renamed, short
 from spark_engine.runtime.server.api.messages import CountBody, MessagesBody
 from spark_engine.runtime.server.api.responses import ResponsesBody
 from spark_engine.runtime.server.api.stored_items import store_items
@@ -169,6 +169,10 @@ def read_detokenize(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Done, l
     return Done(), json_of({"prompt": tokenizer.decode(body.tokens, skip_special=False)})
 
 
+def read_model(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Done, list[bytes]]:
+    return Done(), json_of(ModelField.of(blobs[0]))
+
+
 READS: Mapping[JobKind, Read] = {
     JobKind.CHAT: read_chat,
     JobKind.COMPLETIONS: read_completion,
@@ -177,4 +181,5 @@ READS: Mapping[JobKind, Read] = {
     JobKind.COUNT: count_message,
     JobKind.TOKENIZE: read_tokenize,
     JobKind.DETOKENIZE: read_detokenize,
+    JobKind.MODEL: read_model,
 }

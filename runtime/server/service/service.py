@@ -92,6 +92,7 @@ class Service:
 
     `pool` reads bodies; `formats` are the answers'. `timeout_s` limits a request, `queue_s` its
     wait for the engine; None for no limit. `fetcher` fetches images that bodies name by URLs.
+    `beside`: another service of the same server, whose metrics and stored responses it shares.
     """
 
     def __init__(
@@ -105,14 +106,20 @@ class Service:
         timeout_s: float | None = None,
         queue_s: float | None = None,
         fetcher: Fetcher | None = None,
+        beside: "Service | None" = None,
     ) -> None:
         self.client = client
         self.info = info
         self.names = tuple(names)
         self.created = int(time.time())
-        self.responses = ResponseStore()
-        self.metrics = Metrics(
-            self.names[0], lambda: (client.stats, client.step_age), info.limits, lambda: client.pid
+        self.responses: ResponseStore = ResponseStore() if beside is None else beside.responses
+        self.metrics: Metrics = Metrics(
+            self.names[0],
+            lambda: (client.stats, client.step_age),
+            info.limits,
+            lambda: client.pid,
+            None if client.state is None else lambda: (client.running, client.loads),
+            None if beside is None else beside.metrics,
         )
         self.tokenizer = tokenizer
         self._pool, self._formats = pool, formats or Formats()

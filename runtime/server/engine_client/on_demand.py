@@ -1,0 +1,185 @@
+"""`OnDemandClient`: an engine whose process runs only while it is wanted.
+
+Knows one engine; which engines are loaded is decided in `residency.py`.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+
+from spark_engine.runtime.engine.request import Request
+from spark_engine.runtime.engine.trace import NoTrace
+from spark_engine.runtime.server.engine_client import ipc
+from spark_engine.runtime.server.engine_client.client import Busy, EngineClient, Mailbox, _Open
+from spark_engine.runtime.server.engine_client.engine_process import Death
+from spark_engine.runtime.server.engine_client.supervisor import (
+    CLOSED,
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    Backoff,
+    Supervision,
+)
+
+log = logging.getLogger(__name__)
+
+
+class NotLoaded(Busy):
+    """The model's engine is not loaded, and the request could not wait for it."""
+
+    code = "model_not_loaded"
+
+
+class OnDemandClient(EngineClient):
+    """Requests to the engine `info` of the model `name`. They wait, as during a restart, until
+    `load` has started its process; `unload` ends it. A process that does not start, or ends too
+    often, ends the requests that wait for it; others may try again after a pause.
+
+    Attributes:
+        changed: is called where a request begins to wait, and where one has ended.
+        used: when a request last began or ended, on the clock of `time.monotonic`.
+        since: when the engine was loaded. `wanted`: when a request began to wait for it.
+    """
+
+    late = NotLoaded
+    late_words = "the engine of this model was not loaded within {:g} s; retry"
+
+    def __init__(
+        self,
+        name: str,
+        info: ipc.EngineInfo,
+        command: Sequence[str],
+        max_queue: int,
+        how: Supervision,
+        trace: NoTrace | None = None,
+    ) -> None:
+        super().__init__(command, max_queue, how, trace)
+        self.name, self.info, self._build = name, info, info.build
+        self.changed: Callable[[], None] = lambda: None
+        self.used = self.since = self.wanted = time.monotonic()
+        self._paused = self._loading = self._unloading = False
+        self._failures, self._retry_at = 0, 0.0
+
+    @property
+    def accepting(self) -> bool:
+        return self.running and not self._paused
+
+    @property
+    def resident(self) -> bool:
+        """Whether its memory is taken, or will be."""
+        process = self._process is not None and not self._process.gone
+        return self._loading or process or (self._task is not None and not self._task.done())
+
+    @property
+    def waits(self) -> bool:
+        """Whether requests wait, and nothing was done for them."""
+        return self._held > 0 and not self.resident
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether it may be unloaded once its requests allow it."""
+        return self.resident and not self._loading and not self._unloading
+
+    @property
+    def leaving(self) -> bool:
+        return self._unloading
+
+    @property
+    def state(self) -> str:
+        if self.running:
+            return "loaded"
+        if self.resident:
+            return "unloading" if self._unloading else "loading"
+        return "failed" if time.monotonic() < self._retry_at else "unloaded"
+
+    @property
+    def words(self) -> str:
+        if self.reason == CLOSED:
+            return CLOSED
+        words = f"the engine of model {self.name} does not start, or ended too often"
+        return f"{words}; the server's log says why; retry"
+
+    def unhealthy_reason(self) -> str | None:
+        """Why a request would not be answered; None also while the engine is not loaded."""
+        if self.died.is_set() or self.state == "failed":
+            return self.words
+        return super().unhealthy_reason() if self.running else None
+
+    def submit(self, requests: Sequence[Request], box: Mailbox, slots: int) -> list[int]:
+        """Also raises NotLoaded shortly after a process did not start."""
+        now = time.monotonic()
+        if now < self._retry_at and not self.resident:
+            raise NotLoaded(self.words)
+        if not self._held:
+            self.wanted = now
+        ids = super().submit(requests, box, slots)
+        self.used = now
+        if not self.accepting:
+            self.changed()
+        return ids
+
+    def pause(self, paused: bool) -> None:
+        """While it is paused, new requests wait, so that those that run come to an end."""
+        if paused == self._paused:
+            return
+        self._paused = paused
+        if self.accepting:
+            super().on_engine_ready()
+
+    def load(self) -> Coroutine[None, None, None]:
+        """From now on its memory is taken. The result waits until the engine runs, and raises what
+        `start` raises."""
+        self._loading = True
+        return self._load()
+
+    async def _load(self) -> None:
+        log.info("model %s: loading its engine", self.name)
+        began = time.monotonic()
+        self._backoff = Backoff(self._how.restarts, self._how.window_s)
+        self.death = None
+        try:
+            await self.start()
+        finally:
+            self._loading = False
+        log.info("model %s: loaded in %.1f s", self.name, time.monotonic() - began)
+
+    def unload(self) -> Coroutine[None, None, None]:
+        """From now on requests wait for the next process; none may run. The result ends this one,
+        whose memory is free afterwards."""
+        assert not self.sent
+        self.running, self._unloading = False, True
+        return self._unload()
+
+    async def _unload(self) -> None:
+        try:
+            await self._stop()
+        finally:
+            self._unloading = self._paused = False
+            self._stats = ipc.Stats()
+        log.info("model %s: unloaded its engine", self.name)
+
+    def on_engine_ready(self) -> None:
+        self.loads, self._failures = self.loads + self._loading, 0
+        self.since = time.monotonic()
+        if not self._paused:
+            super().on_engine_ready()
+
+    def on_engine_lost(self, words: str, for_good: bool) -> None:
+        if for_good and self.reason != CLOSED:
+            for number, one in list(self._open.items()):
+                if not one.heard and not one.cancelled:
+                    self._deliver(number, NotLoaded(words), last=True)
+        super().on_engine_lost(words, for_good)
+
+    def _give_up(self, death: Death) -> None:
+        if death.reason == CLOSED:
+            super()._give_up(death)
+            return
+        pause = min(FIRST_PAUSE_S * 2.0**self._failures, LONGEST_PAUSE_S)
+        self._failures, self._retry_at = self._failures + 1, time.monotonic() + pause
+        log.error("model %s: its engine does not run: %s", self.name, death.reason)
+        self._end(death)
+
+    def _forget(self, number: int, one: _Open) -> None:
+        super()._forget(number, one)
+        self.used = time.monotonic()
+        self.changed()
