@@ -15,7 +15,7 @@ TORCH := torch==2.13.0
 PACKAGES := bench builder check device models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: lock ranks run figures test pytest kernels lint types mutants mutation abuse fuzz forms newcomer served soak soak-server batch replicas page clients agents dist clean
+.PHONY: lock ranks run figures test pytest kernels lint types mutants mutation abuse fuzz forms newcomer served soak soak-server soak-models batch replicas page clients agents dist clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -130,6 +130,10 @@ forms: $(VENV)/.test
 MINUTES ?= 30
 soak-server: $(VENV)/.test
 	$(BIN)/python -m tests.soak.server $(MINUTES)
+
+# Three models at one address, of which one fits, under load and faults: MINUTES, e.g. 20.
+soak-models: $(VENV)/.test
+	$(BIN)/python -m tests.soak.models $(MINUTES)
 
 # Ten thousand lines of a batch on the embedded model, killed twice and ended once: some minutes.
 batch: $(VENV)/.test

@@ -33,7 +33,7 @@ class FakeClient:
     """Enough of `EngineClient`. Each request is answered by `script`, `size` events a round."""
 
     def __init__(self, script: Sequence[Event] = (), size: int = 1) -> None:
-        self.max_queue, self.trace, self.pid = 4, NoTrace(), None
+        self.max_queue, self.trace, self.pid, self.state = 4, NoTrace(), None, None
         self.stats, self.step_age, self.in_flight = Stats(), 0.0, 0
         self.submitted: list[Request] = []
         self.cancelled: list[int] = []

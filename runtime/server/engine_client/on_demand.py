@@ -1,4 +1,4 @@
-"""`OnDemandClient`: an engine whose process runs only while it is wanted.
+"""`OnDemandClient`: an engine with a process that runs only while it is wanted.
 
 Knows one engine; which engines are loaded is decided in `residency.py`.
 """
@@ -143,8 +143,8 @@ class OnDemandClient(EngineClient):
         log.info("model %s: loaded in %.1f s", self.name, time.monotonic() - began)
 
     def unload(self) -> Coroutine[None, None, None]:
-        """From now on requests wait for the next process; none may run. The result ends this one,
-        whose memory is free afterwards."""
+        """From now on requests wait for the next process; none may run. The result ends this one
+        and frees its memory."""
         assert not self.sent
         self.running, self._unloading = False, True
         return self._unload()
@@ -159,7 +159,7 @@ class OnDemandClient(EngineClient):
 
     def on_engine_ready(self) -> None:
         self.loads, self._failures = self.loads + self._loading, 0
-        self.since = time.monotonic()
+        self.since = self.used = time.monotonic()
         if not self._paused:
             super().on_engine_ready()
 

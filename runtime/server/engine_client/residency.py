@@ -1,12 +1,13 @@
 """`Residency`: which of several engines are loaded.
 
-Knows the planned bytes of each engine and the room for all; knows no HTTP and no manifest.
+Knows the planned bytes of each engine and the memory for all; knows no HTTP and no manifest.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 
 from spark_engine.errors import CapacityError, SparkError
@@ -31,7 +32,7 @@ class Resident:
 class Residency:
     """Loads engines for which requests wait, in the order in which these came.
 
-    Where the room is used, it first unloads engines without requests, the least recently used one
+    Where the memory is used up, it first unloads engines without requests, the least recently used one
     first. If that is not enough, an engine with requests gets no new ones once it has been loaded
     for `turn_s` seconds, and is unloaded when the last one has ended. `rooms`: bytes by memory;
     None: as many as there are. `idle_s`: an engine without requests is unloaded after so many
@@ -50,6 +51,7 @@ class Residency:
         self._soon: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self._context = copy_context()  # not that of the request which is the reason for a load
         for row in self._rows:
             row.client.changed = self._wake
 
@@ -86,7 +88,8 @@ class Residency:
 
     def _wake(self) -> None:
         if self._soon is None and not self._closed:
-            self._soon = asyncio.get_running_loop().call_soon(self._decide)
+            loop = asyncio.get_running_loop()
+            self._soon = loop.call_soon(self._decide, context=self._context)
 
     def _decide(self) -> None:
         self._soon = None
@@ -152,7 +155,8 @@ class Residency:
             self._timer.cancel()
         given = [s for s in seconds if s is not None]
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(min(given), self._decide) if given else None
+        decide, own = self._decide, self._context
+        self._timer = loop.call_later(min(given), decide, context=own) if given else None
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(self._logged(work))

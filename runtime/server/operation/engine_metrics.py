@@ -37,7 +37,7 @@ class Engines(Collector):
         yield from found.values()
 
 
-class EngineProcess(Collector):
+class ProcessFigures(Collector):
     """Time and memory of an engine's process; labelled where the server has several `engines`."""
 
     def __init__(self, model: str, pid: Callable[[], int], engines: Engines) -> None:

@@ -28,7 +28,7 @@ from spark_engine.interface import Limits
 from spark_engine.runtime.server.operation.engine_metrics import (
     PREFIXES,
     EngineCollector,
-    EngineProcess,
+    ProcessFigures,
     Engines,
     Loaded,
     Read,
@@ -58,7 +58,7 @@ class Metrics:
     """The counters of one model of a server, and of the server. `read` returns the engine's
     counters and its last step's age in seconds, `pid` its process, `loaded` whether it is loaded
     and how often it was; `limits` None omits the engine's description. `beside`: of another model
-    of the same server, whose text then has both."""
+    of the same server; one text then has both."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Metrics:
             self._begin()
         self._model = model
         self._engines.add(EngineCollector(model, read, limits, loaded))
-        self._processes.add(EngineProcess(model, lambda: pid() or -1, self._processes))
+        self._processes.add(ProcessFigures(model, lambda: pid() or -1, self._processes))
         self._bind()
 
     def _begin(self) -> None:

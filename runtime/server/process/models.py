@@ -49,7 +49,7 @@ def plan_models(
 ) -> tuple[list[ServedModel], dict[str, int | None]]:
     """The models, and the bytes of each memory that their engines may take together.
 
-    `folders` by the models' names; "" stands for the engine's own. Raises EngineError, OptionError,
+    `folders` by the models' names; "" means the engine's own. Raises EngineError, OptionError,
     and CapacityError for an engine that does not fit alone.
     """
     _check(folders, options)

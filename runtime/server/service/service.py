@@ -92,7 +92,7 @@ class Service:
 
     `pool` reads bodies; `formats` are the answers'. `timeout_s` limits a request, `queue_s` its
     wait for the engine; None for no limit. `fetcher` fetches images that bodies name by URLs.
-    `beside`: another service of the same server, whose metrics and stored responses it shares.
+    `beside`: another service of the same server; they share metrics and stored responses.
     """
 
     def __init__(

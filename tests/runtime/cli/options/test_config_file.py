@@ -21,6 +21,8 @@ def _run(*words: object, **env: str) -> Result:
 
 def _sample(row: Option) -> Any:
     """A value of the option that is not its default."""
+    if row.listed:
+        return ("one", "x=two")
     if isinstance(row.kind, click.Choice):
         return next(c for c in row.kind.choices if c != row.default)
     if isinstance(row.kind, click.Path):
@@ -68,6 +70,10 @@ def test_a_run_of_the_command_prints_what_holds(tmp_path: Path) -> None:
         "engine": "named",
         "stop": ["a"],
     }
+    several = _file(tmp_path, 'engine = ["e", "x=f"]\n')
+    printed = _run("--config", several, "--print-config").stdout
+    assert tomllib.loads(printed) == {"engine": ["e", "x=f"]}
+    assert tomllib.loads(_run("--print-config", "e", "x=f").stdout) == {"engine": ["e", "x=f"]}
 
 
 WRONG = [

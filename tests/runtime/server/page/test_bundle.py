@@ -39,7 +39,7 @@ def _ask(
     *paths: str, key: str | None = None, page: bool = True, **headers: str
 ) -> list[httpx.Response]:
     endpoints = Endpoints(service(FakeClient(), None))
-    endpoints.report = {"name": "fake"}
+    endpoints.reports[endpoints.service] = {"name": "fake"}
     app = create_app(endpoints, Keyring(None, key), page=page)
 
     async def run() -> list[httpx.Response]:

@@ -1,0 +1,357 @@
+"""Which of several engines are loaded: clients without processes, memory in units."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from spark_engine.errors import CapacityError, EngineError
+from spark_engine.interface import Limits
+from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
+from spark_engine.runtime.server.engine_client import on_demand
+from spark_engine.runtime.server.engine_client.client import Answer, Busy, EngineDied, Mailbox
+from spark_engine.runtime.server.engine_client.engine_process import Death
+from spark_engine.runtime.server.engine_client.ipc import EngineInfo, Stats, StepReport
+from spark_engine.runtime.server.engine_client.on_demand import NotLoaded, OnDemandClient
+from spark_engine.runtime.server.engine_client.residency import Residency, Resident
+from spark_engine.runtime.server.engine_client.supervisor import Supervision
+
+INFO = EngineInfo("fake", Limits(max_seqs=4, max_context=64, pages=8, vocab=64), (1,))
+REQUEST = Request([1, 2], SamplingParams(max_tokens=1))
+NEVER = 1000.0
+
+
+class Scripted(OnDemandClient):
+    """Its process is a task; `start` waits for `gate`, and fails as `fault` says."""
+
+    def __init__(self, name: str, wait_s: float = NEVER, queue: int = 256) -> None:
+        super().__init__(name, INFO, ("none",), queue, Supervision(wait_s=wait_s))
+        self.gate, self.fault = asyncio.Event(), list[Death]()
+        self.gate.set()
+        self.begun = list[str]()  # in the order of what happened to all of them, if shared
+        self.running_ids = list[int]()
+        self.check: Callable[[], None] = lambda: None
+
+    async def start(self) -> EngineInfo:
+        self.check()
+        self.begun.append("+" + self.name)
+        await self.gate.wait()
+        if self.fault:
+            death = self.fault.pop()
+            self._give_up(death)
+            raise (CapacityError if death.passing else EngineError)(death.reason)
+        self._task = asyncio.create_task(asyncio.sleep(NEVER))
+        self.running = True
+        self.on_engine_ready()
+        return INFO
+
+    async def _unload(self) -> None:
+        self.begun.append("-" + self.name)
+        assert not self.running_ids, "a request runs in an engine that is unloaded"
+        await super()._unload()
+
+    def send(self, *frames: bytes) -> None:
+        """A request: the newest that was sent and is not known yet."""
+        known = {*self.running_ids}
+        sent = [n for n, one in self._open.items() if one.timer is None and one.sends]
+        self.running_ids += [n for n in sent if n not in known]
+
+    def finish(self) -> None:
+        """The oldest request that runs ends."""
+        end = Event(self.running_ids.pop(0), 7, finish=FinishReason.LENGTH)
+        self.on_step(StepReport([end], Stats(), []))
+
+
+class Bench:
+    """Engines of some units each, in a memory."""
+
+    def __init__(self, sizes: dict[str, int], room: int, **how: Any) -> None:
+        given = {k: how.pop(k) for k in ("wait_s", "queue") if k in how}
+        self.begun = list[str]()
+        self.engines = {name: Scripted(name, **given) for name in sizes}
+        rows = [Resident(e, sizes[n], "m", lambda e=e: e.in_flight) for n, e in self.all]  # type: ignore[misc]
+        self.residency, self.room = Residency(rows, {"m": room}, **how), room
+        self.boxes = list[Mailbox]()
+        for engine in self.engines.values():
+            engine.begun, engine.check = self.begun, self.fits
+
+    @property
+    def all(self) -> list[tuple[str, Scripted]]:
+        return list(self.engines.items())
+
+    def fits(self) -> None:
+        assert self.residency.taken("m") <= self.room, "more memory is planned than there is"
+
+    def ask(self, name: str) -> Mailbox:
+        box: Mailbox = asyncio.Queue()
+        self.engines[name].submit([REQUEST], box, 4)
+        self.boxes.append(box)
+        return box
+
+    async def settle(self) -> None:
+        for _ in range(30):
+            await asyncio.sleep(0)
+            self.fits()
+
+    async def done(self, name: str) -> None:
+        await self.settle()
+        self.engines[name].finish()
+        await self.settle()
+
+    async def until(self, ok: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not ok():
+                self.fits()
+                await asyncio.sleep(0.001)
+
+
+def _run(bench: Callable[[], Bench], use: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        made = bench()
+        try:
+            await made.residency.begin()
+            await use(made)
+        finally:
+            await made.residency.close()
+            for _, engine in made.all:
+                await engine.close()
+
+    asyncio.run(whole())
+
+
+def _answer(box: Mailbox) -> Answer:
+    return box.get_nowait()
+
+
+def test_the_least_recently_used_idle_engine_leaves_for_another() -> None:
+    async def use(bench: Bench) -> None:
+        assert bench.begun == ["+a", "+b"], "at the start as many as fit, in their order"
+        assert [e.state for _, e in bench.all] == ["loaded", "loaded", "unloaded"]
+        for name in "aba":
+            bench.ask(name)
+            await bench.done(name)
+        box = bench.ask("c")
+        await bench.settle()
+        assert bench.begun[2:] == ["-b", "+c"]
+        bench.engines["c"].finish()
+        assert isinstance(_answer(box), list)
+        bench.ask("b")
+        await bench.settle()
+        assert bench.begun[4:] == ["-a", "+b"]
+        assert bench.engines["b"].loads == 2
+
+    _run(lambda: Bench({"a": 1, "b": 1, "c": 1}, 2), use)
+
+
+def test_a_large_engine_takes_the_room_of_several_and_is_not_overtaken() -> None:
+    async def use(bench: Bench) -> None:
+        bench.ask("a")
+        await bench.settle()
+        bench.ask("large")
+        await bench.settle()
+        bench.ask("c")  # would fit next to a
+        await bench.settle()
+        assert bench.begun == ["+a", "+b", "-b"], "b is idle, a works"
+        await bench.done("a")
+        await bench.settle()
+        assert bench.begun[3:] == ["-a", "+large"]
+        await bench.done("large")
+        await bench.settle()
+        assert bench.begun[5:] == ["-large", "+c"]
+
+    sizes = {"a": 1, "b": 1, "large": 2, "c": 1}
+    _run(lambda: Bench(sizes, 2), use)
+
+
+def test_an_engine_that_always_works_takes_turns() -> None:
+    """Its requests that run end in it; those that come later wait for its next turn."""
+
+    async def use(bench: Bench) -> None:
+        first, late = bench.ask("a"), bench.ask("b")
+        await bench.settle()
+        assert bench.begun == ["+a"]
+        engine = bench.engines["a"]
+        second = bench.ask("a")
+        assert not engine.accepting and len(engine.running_ids) == 1
+        engine.finish()
+        assert isinstance(_answer(first), list)
+        await bench.until(lambda: bench.engines["b"].running)
+        bench.engines["b"].finish()
+        assert isinstance(_answer(late), list)
+        await bench.until(lambda: engine.running)
+        engine.finish()
+        assert isinstance(_answer(second), list)
+        assert bench.begun == ["+a", "-a", "+b", "-b", "+a"]
+
+    _run(lambda: Bench({"a": 1, "b": 1}, 1, turn_s=0.0), use)
+
+
+def test_a_turn_is_not_cut_and_not_kept_for_one_that_left() -> None:
+    async def use(bench: Bench) -> None:
+        bench.ask("a")
+        bench.ask("b")
+        await bench.settle()
+        engine = bench.engines["a"]
+        assert engine.accepting, "its turn is new"
+        engine.since -= NEVER
+        await bench.until(lambda: not engine.accepting)
+        held = bench.ask("a")
+        assert len(engine.running_ids) == 1
+        bench.engines["b"].cancel_all()
+        await bench.until(lambda: engine.accepting)
+        assert len(engine.running_ids) == 2, "what waited for a turn is sent"
+        engine.finish()
+        engine.finish()
+        assert isinstance(_answer(held), list)
+
+    _run(lambda: Bench({"a": 1, "b": 1}, 1), use)
+
+
+@pytest.mark.parametrize("passing", [False, True])
+def test_an_engine_that_does_not_start_ends_its_waiters_alone(
+    monkeypatch: pytest.MonkeyPatch, passing: bool
+) -> None:
+    monkeypatch.setattr(on_demand, "FIRST_PAUSE_S", 0.05)
+
+    async def use(bench: Bench) -> None:
+        broken = bench.engines["b"]
+        broken.fault = [Death("weights.safetensors is damaged", not passing, passing)]
+        broken.gate.clear()
+        boxes = [bench.ask("b"), bench.ask("b")]
+        await bench.settle()
+        assert broken.state == "loading"
+        broken.gate.set()
+        await bench.settle()
+        for box in boxes:
+            answer = _answer(box)
+            assert isinstance(answer, NotLoaded) and "model b" in str(answer)
+            assert "damaged" not in str(answer), "clients do not read the server's paths"
+        assert broken.state == "failed" and broken.unhealthy_reason() is not None
+        with pytest.raises(NotLoaded, match="model b"):
+            bench.ask("b")
+        bench.ask("a")
+        await bench.done("a")
+        await bench.until(lambda: broken.state == "unloaded")
+        assert broken.unhealthy_reason() is None
+        box = bench.ask("b")
+        await bench.done("b")
+        assert isinstance(_answer(box), list), "it was repaired"
+        assert not broken.died.is_set(), "the server continues"
+
+    _run(lambda: Bench({"a": 1, "b": 1}, 1), use)
+
+
+def test_waiting_is_bounded_in_number_and_time() -> None:
+    async def use(bench: Bench) -> None:
+        bench.engines["b"].gate.clear()
+        boxes = [bench.ask("b") for _ in range(4 + 2)]
+        with pytest.raises(Busy, match="waiting"):
+            bench.ask("b")
+        for box in boxes:
+            answer = await asyncio.wait_for(box.get(), 30)
+            assert isinstance(answer, NotLoaded) and "not loaded within" in str(answer)
+        assert bench.engines["b"].in_flight == 0
+
+    _run(lambda: Bench({"a": 1, "b": 1}, 2, wait_s=0.05, queue=2), _gated(use))
+
+
+def _gated(
+    use: Callable[[Bench], Coroutine[Any, Any, None]],
+) -> Callable[[Bench], Coroutine[Any, Any, None]]:
+    """Unloads b first."""
+
+    async def whole(bench: Bench) -> None:
+        await bench.engines["b"].unload()
+        await use(bench)
+
+    return whole
+
+
+def test_idle_engines_are_unloaded_and_come_back() -> None:
+    async def use(bench: Bench) -> None:
+        bench.ask("a")
+        await bench.until(lambda: not bench.engines["b"].resident)
+        assert bench.engines["a"].running, "a request runs"
+        bench.engines["a"].finish()
+        await bench.until(lambda: bench.residency.taken("m") == 0)
+        assert [e.state for _, e in bench.all] == ["unloaded"] * 2
+        box = bench.ask("b")
+        await bench.until(lambda: bench.engines["b"].running)
+        bench.engines["b"].finish()
+        assert isinstance(_answer(box), list)
+
+    _run(lambda: Bench({"a": 1, "b": 1}, 2, idle_s=0.03), use)
+
+
+def test_at_the_start_damage_ends_the_server_and_a_lack_of_memory_does_not() -> None:
+    async def begin(*deaths: Death | None) -> Bench:
+        bench = Bench(dict.fromkeys("abc"[: len(deaths)], 1), 9)
+        for death, (_, engine) in zip(deaths, bench.all, strict=True):
+            engine.fault = [] if death is None else [death]
+        try:
+            await bench.residency.begin()
+        finally:
+            await bench.residency.close()
+            for _, engine in bench.all:
+                await engine.close()
+        return bench
+
+    damaged, short = Death("damaged", user=True), Death("70 GiB", user=True, passing=True)
+    with pytest.raises(EngineError, match="damaged"):
+        asyncio.run(begin(None, damaged))
+    with pytest.raises(CapacityError, match="70 GiB"):
+        asyncio.run(begin(short, short))
+    assert asyncio.run(begin(short, None)).begun == ["+a", "+b"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_request_is_lost_while_engines_come_and_go(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random requests, cancels, ends, deaths and faults: every request ends once, with an answer or
+    an error, and the plan is never exceeded."""
+    monkeypatch.setattr(on_demand, "FIRST_PAUSE_S", 0.001)
+    rng = random.Random(seed)
+    sizes = {name: rng.randint(1, 3) for name in "abcde"}
+
+    async def use(bench: Bench) -> None:
+        for _ in range(400):
+            name, engine = rng.choice(bench.all)
+            match rng.randint(0, 9):
+                case 0 | 1 | 2 | 3:
+                    with contextlib.suppress(NotLoaded):
+                        bench.ask(name)
+                case 4 | 5 | 6 if engine.running_ids:
+                    engine.finish()
+                case 7 if engine.state == "unloaded":
+                    engine.fault = [Death("fault", user=True)]
+                case 8 if engine.running and rng.random() < 0.5:  # its process dies for good
+                    task, engine._task = engine._task, None
+                    assert task is not None
+                    task.cancel()
+                    engine.running_ids.clear()
+                    engine._give_up(Death("killed"))
+                case 9:
+                    engine.gate.clear() if rng.random() < 0.3 else engine.gate.set()
+            for _ in range(rng.randint(0, 4)):
+                await asyncio.sleep(0)
+                bench.fits()
+        for _, engine in bench.all:
+            engine.gate.set()
+            engine.fault = []
+        while any(engine.in_flight for _, engine in bench.all):
+            for _, engine in bench.all:
+                if engine.running_ids:
+                    engine.finish()
+            await asyncio.sleep(0.001)
+            bench.fits()
+        kinds = [type(_answer(box)) for box in bench.boxes]
+        assert all(box.empty() for box in bench.boxes)
+        assert {*kinds} <= {list, NotLoaded, EngineDied}
+        assert kinds.count(list) > len(kinds) / 4
+        assert len(bench.begun) > 8, "engines were switched"
+
+    _run(lambda: Bench(sizes, 4, turn_s=0.0), use)
