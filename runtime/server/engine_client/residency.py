@@ -32,11 +32,11 @@ class Resident:
 class Residency:
     """Loads engines for which requests wait, in the order in which these came.
 
-    Where the memory is used up, it first unloads engines without requests, the least recently used one
-    first. If that is not enough, an engine with requests gets no new ones once it has been loaded
-    for `turn_s` seconds, and is unloaded when the last one has ended. `rooms`: bytes by memory;
-    None: as many as there are. `idle_s`: an engine without requests is unloaded after so many
-    seconds; None: never. All methods run in one event loop.
+    Where the memory is used up, it first unloads engines without requests, the least recently used
+    one first. If that is not enough, an engine with requests gets no new ones once it has been
+    loaded for `turn_s` seconds, and is unloaded when the last one has ended. `rooms`: bytes by
+    memory; None: as many as there are. `idle_s`: an engine without requests is unloaded after so
+    many seconds; None: never. All methods run in one event loop.
     """
 
     def __init__(

@@ -28,9 +28,9 @@ from spark_engine.interface import Limits
 from spark_engine.runtime.server.operation.engine_metrics import (
     PREFIXES,
     EngineCollector,
-    ProcessFigures,
     Engines,
     Loaded,
+    ProcessFigures,
     Read,
 )
 

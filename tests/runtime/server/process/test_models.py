@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from spark_engine.errors import CapacityError, OptionError
 from spark_engine.manifest import NATIVE
 from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.server.engine_client import on_demand
 from spark_engine.runtime.server.engine_client.engine_folder import split_names
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo
 from spark_engine.runtime.server.http.app import create_app
@@ -62,6 +63,7 @@ async def _served(folder: Path) -> AsyncIterator[tuple[Models, httpx.AsyncClient
 
 def test_models_at_one_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", PATH)
+    monkeypatch.setattr(on_demand, "FIRST_PAUSE_S", 30.0)
 
     async def use() -> None:
         async with _served(tmp_path) as (models, client):
