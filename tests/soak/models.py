@@ -33,7 +33,7 @@ from tests.ports import free_port
 from tests.soak.attacks.processes import ENGINE, children, family, is_running, runs
 
 CLIENTS, START_S, END_S, ANSWER_S = 8, 300.0, 60.0, 240.0
-KILL_S, DAMAGE_S, LOOK_S = 25.0, 40.0, 0.1
+KILL_S, DAMAGE_S, LOOK_S = 60.0, 40.0, 0.1
 EXCUSED_S = 15.0  # after a kill
 MOST_DESCRIPTORS = 60  # more than at the start: connections of the clients
 EXPECTED = ("model_not_loaded", "queue_full", "engine_restarting")
@@ -42,7 +42,7 @@ PROMPTS = ("What is 3 plus 4?", "What is 12 plus 30?", "Once upon a time")
 
 class Soak:
     def __init__(self, folder: Path, minutes: float) -> None:
-        self.folder, self.end = folder, time.monotonic() + 60 * minutes
+        self.folder, self.seconds, self.end = folder, 60 * minutes, 0.0
         self.port, self.log = free_port(), folder / "log"
         self.wrong, self.ended = list[str](), Counter[str]()
         self.answers = dict[str, str]()
@@ -70,6 +70,7 @@ class Soak:
                 base_url=f"http://127.0.0.1:{self.port}", timeout=ANSWER_S
             ) as client:
                 await self._healthy(client)
+                self.end = time.monotonic() + self.seconds
                 before = len(os.listdir(f"/proc/{process.pid}/fd"))
                 faults = [asyncio.create_task(t) for t in self._faults(process.pid)]
                 await asyncio.gather(*(self._client(client) for _ in range(CLIENTS)))
