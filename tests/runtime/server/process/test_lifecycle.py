@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -158,7 +159,8 @@ def test_what_is_loaded_is_left_out_of_collections(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(uvicorn.Server, "startup", startup)
 
     async def start() -> None:
-        made = uvicorn.Config("none"), None, None, None, "tiny"
+        endpoints = SimpleNamespace(models=None, service=SimpleNamespace(client=None))
+        made = uvicorn.Config("none"), endpoints, None, "tiny"
         await module._Server(*made).startup()  # type: ignore[arg-type]
 
     gc.unfreeze()
