@@ -12,6 +12,7 @@ from spark_engine.op import Attrs, Op
 from spark_engine.operand import Operand, Role
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.sequence_tiles import expand_rows, page_ids
 from spark_engine.plugins.kernels.attention import append_kv_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.attention import paged_attention
@@ -21,8 +22,6 @@ from spark_engine.plugins.ops.attention.paged_attention_nodes import (
     LEGAL,
     append,
     check,
-    expand_rows,
-    page_ids,
     turned_keys,
 )
 from spark_engine.plugins.ops.attention.rope import places, rotate_array
