@@ -170,6 +170,14 @@ class _Build(click.Command):
     metavar="N|FILE",
     help="Ids that are drafted: the first N, or those of a file. What is generated stays the same.",
 )
+@click.option(
+    "--draft-suffix",
+    type=int,
+    default=0,
+    metavar="N",
+    help="Also draft what followed the last N tokens or more where they were before, with a draft "
+    "head or without; 6 is a good N, 0 (the default): none.",
+)
 @click.option("--no-fuse", is_flag=True, help="Apply no fusion.")
 @click.option("--debug", is_flag=True, help="Make every layer's output readable.")
 @click.option(

@@ -1,4 +1,5 @@
-"""Resolves the options for drafts: their number per round, the head's dtype, its shortlist of ids.
+"""Resolves the options for drafts: their number per round, the head's dtype, its shortlist of ids,
+and the fewest ids of a match from which text is drafted.
 
 Knows the options and what a checkpoint has; knows no tensor and no graph.
 """
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_engine.errors import OptionError
-from spark_engine.interface import MOST_DRAFTS
+from spark_engine.interface import MOST_DRAFTS, MOST_MATCH
 from spark_engine.models.draft_options import DRAFT_DTYPES, DraftOptions
 
 DEFAULT = 3  # drafts of a round: with most heads, the fourth is wrong more often than right
@@ -44,12 +45,13 @@ class DraftRequest:
     drafts: int | None = None
     dtype: str = "auto"
     vocab: Vocab | None = None
+    suffix: int = 0
 
 
 @dataclass(frozen=True)
 class DraftPlan:
     """Drafts of a round, 0 for none; the head's options, None without a head; notes for the
-    report."""
+    report. Text is drafted with or without a head, where that was asked for."""
 
     drafts: int
     head: DraftOptions | None = None
@@ -59,28 +61,38 @@ class DraftPlan:
 def decide(requested: DraftRequest, head: HeadFacts | str, ids: int, gpu: bool) -> DraftPlan:
     """Resolves the options for a model of `ids` ids and this head, or the reason why it has none.
     Raises OptionError for impossible values."""
-    drafts, dtype = requested.drafts, requested.dtype
+    drafts, dtype, suffix = requested.drafts, requested.dtype, requested.suffix
+    if not 0 <= suffix <= MOST_MATCH:
+        raise OptionError(f"--draft-suffix {suffix} is not possible; choose 0 to {MOST_MATCH}")
     if dtype not in DTYPES:
         raise OptionError(f"--draft-dtype {dtype} is not known; choose from {', '.join(DTYPES)}")
     if drafts is not None and not 0 <= drafts <= MOST_DRAFTS:
         raise OptionError(f"--drafts {drafts} is not possible; choose auto or 0 to {MOST_DRAFTS}")
-    if drafts and isinstance(head, str):
+    if drafts and isinstance(head, str) and not suffix:
         raise OptionError(
-            f"--drafts {drafts}: {head}; build with --drafts 0, or from a checkpoint that kept its "
-            "draft head"
+            f"--drafts {drafts}: {head}; build with --drafts 0, with --draft-suffix, or from a "
+            "checkpoint that kept its draft head"
         )
     if drafts == 0 or isinstance(head, str):
         given = [("--draft-dtype", dtype != "auto"), ("--draft-vocab", requested.vocab is not None)]
+        given += [("--draft-suffix", suffix > 0)] if drafts == 0 else []
         if asked := [name for name, is_given in given if is_given]:
             why = "--drafts is 0" if drafts == 0 else head
             raise OptionError(f"{asked[0]}: {why}, so nothing drafts; leave it out")
-        return DraftPlan(0, notes=() if drafts == 0 else (f"{head}: built without drafts",))
-    if drafts is None and not gpu and dtype == "auto" and requested.vocab is None:
+    most = DEFAULT if drafts is None else drafts
+    if suffix and drafts is None:
+        most = MOST_DRAFTS  # what followed a match is right for long, or not at all
+    if drafts == 0:
+        return DraftPlan(0)
+    if isinstance(head, str):
+        how = "the text alone drafts" if suffix else "built without drafts"
+        return DraftPlan(most if suffix else 0, notes=(f"{head}: {how}",))
+    if drafts is None and not gpu and dtype == "auto" and requested.vocab is None and not suffix:
         return DraftPlan(0, notes=(LEFT_OUT,))
     if dtype == "auto":
         dtype = "nvfp4" if head.nvfp4 and gpu else "checkpoint"
     shortlist = _ids(requested.vocab, head, ids)
-    return DraftPlan(DEFAULT if drafts is None else drafts, DraftOptions(dtype, shortlist))
+    return DraftPlan(most, DraftOptions(dtype, shortlist))
 
 
 def parse_drafts(text: str) -> int | None:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from spark_engine.errors import InternalError, RequestError
-from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, verify_family
+from spark_engine.interface import DECODE, DRAFT_HEAD, PREFILL, PREFILL_TILE, verify_family
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.constraint import Grammars
 from spark_engine.runtime.engine.load import Loaded, load
@@ -294,4 +294,5 @@ class Engine:
             invariant=loaded.invariant,
             fixed=self.options.fixed_drafts,
             image_rows=limits.image_rows,
+            headless=not any(s.spec.name.startswith(DRAFT_HEAD) for s in loaded.states),
         )

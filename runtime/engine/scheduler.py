@@ -62,7 +62,8 @@ class Scheduler:
     ) -> None:
         self.sizes = sizes
         known = StepCosts(costs or {})
-        self.depth = DraftDepth((sizes.decode, *sizes.verify), known, sizes.slots, sizes.fixed)
+        buckets, how = (sizes.decode, *sizes.verify), (sizes.fixed, sizes.headless)
+        self.depth = DraftDepth(buckets, known, sizes.slots, *how)
         self.pacing = Pacing(policy, sizes.prefill, sizes.tile, known, sizes.decode[0])
         # One decode batch must hold every running sequence.
         self.slots = Pool("slot", min(sizes.slots, sizes.decode[-1]))
@@ -142,6 +143,11 @@ class Scheduler:
     def verified(self, slots: Ints, offered: Ints, accepted: Ints) -> None:
         """A round offered so many drafts to each slot's sequence, and accepted the first."""
         self.depth.observe(slots, offered, accepted)
+
+    def drafted(self, slots: Ints, drafts: int, matched: Ints) -> None:
+        """A round of so many drafts left each slot those of its next one; `matched`: from the
+        text."""
+        self.depth.drafted(slots, drafts, matched)
 
     def keep_ended(self, copy_rows: Callable[[list[tuple[int, int]]], None]) -> None:
         """All that was planned is launched: copies the states that ended sequences leave to the
@@ -325,10 +331,10 @@ class Scheduler:
                     plan.grown.append((seq, len(seq.pages)))
                     seq.pages.append(page)
                 space = len(seq.pages) * size - at
-            count = 1 + min(own, seq.held_drafts, most - 1 - at, space - 1)
+            count = 1 + min(own, self.depth.held(seq), most - 1 - at, space - 1)
             seq.launched = at + count
             seq.unverified += count - 1
-            seq.held_drafts = drafts
+            seq.held_drafts = 0 if self.sizes.headless else drafts
             counts.append(count)
         return counts
 

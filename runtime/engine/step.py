@@ -324,14 +324,19 @@ class Loop:
         return events
 
     def _sampled(self, one: _Launched) -> _Sampled:
-        batch = one.batch
-        if drafts_of(batch.family):
+        batch, drafts = one.batch, drafts_of(one.batch.family)
+        if batch.family == PREFILL:
+            at = np.flatnonzero(batch.emits)
+            return _Sampled([batch.seqs[i] for i in at.tolist()], at, repeat(0, len(at)))
+        found = _Sampled(batch.seqs, slice(batch.live), repeat(0, batch.live))
+        if drafts:
             accepted = one.outputs["accepted"][: batch.live].astype(np.int64)
-            return self._apply_verification(batch, accepted)
-        if batch.family != PREFILL:
-            return _Sampled(batch.seqs, slice(batch.live), repeat(0, batch.live))
-        at = np.flatnonzero(batch.emits)
-        return _Sampled([batch.seqs[i] for i in at.tolist()], at, repeat(0, len(at)))
+            found = self._apply_verification(batch, accepted)
+        if "matched" in one.outputs:
+            slots = np.array([seq.slot for seq in batch.seqs])
+            live, matched = slots >= 0, one.outputs["matched"][: batch.live]
+            self.scheduler.drafted(slots[live], drafts, matched[live].astype(np.int64))
+        return found
 
     def _apply_verification(self, batch: Batch, accepted: Ints) -> _Sampled:
         """Takes back launched tokens that were rejected. `accepted`: tokens of each row, from 1."""

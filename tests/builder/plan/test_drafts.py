@@ -31,6 +31,25 @@ def test_auto_drafts_where_there_is_a_head() -> None:
     assert bare.notes == ("there is no head: built without drafts",)
 
 
+def test_the_text_drafts_with_a_head_or_without() -> None:
+    for gpu in (True, False):
+        both = decide(DraftRequest(suffix=6), HEAD, IDS, gpu)
+        assert both.drafts == 7 and both.head is not None and both.notes == ()
+        assert decide(DraftRequest(2, suffix=6), HEAD, IDS, gpu).drafts == 2
+        alone = decide(DraftRequest(suffix=6), NONE, IDS, gpu)
+        assert (alone.drafts, alone.head) == (7, None)
+        assert alone.notes == ("there is no head: the text alone drafts",)
+        assert decide(DraftRequest(4, suffix=1), NONE, IDS, gpu).drafts == 4
+    for wrong, words in (
+        (DraftRequest(suffix=17), "--draft-suffix 17 is not possible; choose 0 to 16"),
+        (DraftRequest(suffix=-1), "--draft-suffix -1 is not possible"),
+        (DraftRequest(0, suffix=6), "--draft-suffix: --drafts is 0, so nothing drafts"),
+        (DraftRequest(dtype="fp8", suffix=6), "--draft-dtype: there is no head"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            decide(wrong, HEAD if wrong.drafts == 0 else NONE, IDS, gpu=True)
+
+
 def test_none_are_requested() -> None:
     for head in (HEAD, NONE):
         made = decide(DraftRequest(0), head, IDS, gpu=True)
