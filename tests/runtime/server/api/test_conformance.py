@@ -124,6 +124,7 @@ SHARED: Mapping[str, Row] = {
     "truncate_prompt_tokens": (2, lambda a: len(a.request.prompt) == 2),
     "priority": _refused(3, "--allow-priority"),
     "drafts": _param(0, "drafts"),  # which is not none
+    "return_draft_counts": _param(True, "draft_counts"),
     "cache_salt": ("mine", lambda a: len(a.request.salt) == 16),
     "prompt_logprobs": (1, lambda a: a.request.constraint is not None and a.params.logprobs == 1),
     "response_format": _bound(FORM),
