@@ -169,8 +169,8 @@ class _Build(click.Command):
     "--draft-vocab",
     default="auto",
     metavar="full|auto|N|FILE",
-    help="Ids that are drafted: all, the first N, or those of a file; auto: a list of frequent ones "
-    "where the GPU's memory is slow. What is generated stays the same.",
+    help="Ids that are drafted: all, the first N, or those of a file; auto: a list of frequent "
+    "ones where the GPU's memory is slow. What is generated stays the same.",
 )
 @click.option("--no-fuse", is_flag=True, help="Apply no fusion.")
 @click.option("--debug", is_flag=True, help="Make every layer's output readable.")

@@ -11,9 +11,9 @@ NAME`, PACKAGES/npm-NAME) and PyPI (jieba).
 Each group of texts has its share of the text that is expected; an id's weight is the sum of its
 frequencies in the groups by their shares. A part of it is by the id alone: a BPE vocabulary is in
 the order of its merges, and so about in that of the frequencies in the text that it was made of,
-which was larger than ours. The ids with the most weight are listed, and all behind the BPE's own.
-Files that were not counted give the coverage, the share of a group's tokens that the list has:
-others of the same packages, and half of the stories of a game.
+which was larger than ours. The ids with the most weight are listed, and all bytes and special
+tokens. Files that were not counted give the coverage, the share of a group's tokens that the list
+has: others of the same packages, and other stories of a game.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import json
 import re
 import zlib
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,16 +35,15 @@ from spark_engine.models.draft_vocabulary import digest
 
 LISTED = 65_536  # ids
 BY_ID, FLAT = 0.15, 1000  # the part by the id alone: as 1 / (id + FLAT)
-BYTES = 256  # the first ids, which are always listed
 CHUNK = 1 << 14  # characters that are tokenized at once
-HELD_OUT, HELD_PROSE = 8, 2  # one file in so many is not counted
-PROSE = "wesnoth-1.16-data/**/{0}/LC_MESSAGES/*.mo"  # stories and dialogues of a game
+HELD_OUT, HELD_PROSE = 8, 4  # one file in so many is not counted
+PROSE = "wesnoth-1.16-*/**/{0}/LC_MESSAGES/*.mo"  # stories and dialogues of a game
 PROSE_SHARE, PROSE_MB = 0.5, 2  # of a language's text
 SEEN = 300  # a word of jieba's list counts once for so many times that it was seen
 
 # Languages: (share, MB at most, names in paths), those of LibreOffice first.
 LANGUAGES: Mapping[str, tuple[float, float, tuple[str, ...]]] = {
-    "English": (0.27, 16, ("en-us", "en", "en-US", "C", "min", "en_GB")),
+    "English": (0.27, 16, ("en-us", "en", "en-US", "C", "min")),
     "Chinese, simplified": (0.08, 6, ("zh-cn", "zh", "zh-CN", "zh_CN")),
     "Chinese, traditional": (0.02, 3, ("zh-tw", "zh-TW", "zh_TW")),
     "Japanese": (0.035, 4, ("ja", "ja-JP")),
@@ -82,7 +81,10 @@ PATTERNS = (  # of packages, for each of a language's names
     "wordpress-l10n/**/languages/*{0}.mo",
     "fortunes-{0}/usr/share/games/fortunes/**/*",
 )
-MORE_PROSE = {"Chinese, simplified": ("jieba/**/dict.txt",)}
+MORE_PROSE = {
+    "Chinese, simplified": ("jieba/**/dict.txt",),
+    "English": ("wesnoth-1.16-*/**/*.cfg",),
+}
 MORE = {"English": ("anarchism/**/*.html", "linux-doc-6.1/**/*.rst*", "rust-src/**/*.md")}
 CODE: Mapping[str, tuple[float, float, tuple[str, ...]]] = {  # (share, MB at most, patterns)
     "Python": (
@@ -148,6 +150,8 @@ def text_of(path: Path, code: bool) -> str:
         return ""
     if code:
         return text
+    if path.suffix == ".cfg":  # of the game: its texts, which others are translations of
+        return "\n".join(re.findall(r'_ *"([^"]*)"', text))
     if path.suffix in (".html", ".page"):
         text = re.sub(r"(?s)<(script|style|head)\b.*?</\1>|<!--.*?-->", "", text)
         return re.sub(r"\s*\n\s*", "\n", html.unescape(re.sub(r"<[^>]*>", "", text)))
@@ -234,7 +238,7 @@ def counts_of(root: Path, tokenizer: Tokenizer, rows: int) -> dict[str, dict[str
     return tables
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("packages", type=Path)
@@ -243,19 +247,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--ids", type=Path)
     parser.add_argument("--save", type=Path, help="the counts, as .npz")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     tokenizer = Tokenizer.from_file(str(args.tokenizer))
     vocabulary = json.loads(args.tokenizer.read_bytes())["model"]["vocab"]
-    special = sorted(i for i in tokenizer.get_added_tokens_decoder())
-    tokens = min(special)
+    special = {*tokenizer.get_added_tokens_decoder()}
+    tokens = 1 + max(i for i in vocabulary.values() if i not in special)
+    needed = special | {i for token, i in vocabulary.items() if len(token) == 1}  # and bytes
     tables = counts_of(args.packages, tokenizer, args.rows)
     if args.save:
         flat = {f"{kind}/{name}": c for kind, table in tables.items() for name, c in table.items()}
         np.savez_compressed(args.save, **flat)
     total = weights(tables["counted"], tables["prose"], tokens)
-    total[:BYTES] = np.inf
-    best = np.argsort(-total, kind="stable")[: args.listed - len(special)]
-    ids = sorted({*best.tolist(), *special})
+    best = [i for i in np.argsort(-total, kind="stable").tolist() if i not in needed]
+    ids = sorted({*best[: max(0, args.listed - len(needed))], *needed})
     inside = np.zeros(args.rows, bool)
     inside[ids] = True
     for name in groups():

@@ -1,6 +1,7 @@
 """The list of ids, and the vocabularies that it is for. tests/runtime/text has Qwen's own."""
 
 import json
+import sys
 import zlib
 from base64 import b64encode
 from pathlib import Path
@@ -8,12 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
+from spark_engine.builder.plan.drafts import parse_vocab
 from spark_engine.models import draft_vocabulary
 from spark_engine.models.draft_vocabulary import FILE, digest, listed
+from tests.repository import ROOT
 
 VOCAB = {"a": 0, "b": 1, "ab": 2, "<end>": 3}
 ABSENT = Path("no such file")
+TINY = ROOT / "models" / "tiny" / "checkpoint"
 
 
 def test_the_list_is_small_and_has_what_every_text_needs() -> None:
@@ -55,6 +60,34 @@ def test_a_tokenizer_tells_the_vocabulary(
     if stored is not None:
         tokenizer.write_text(json.dumps(stored))
     assert listed(5, tokenizer) == ids
+
+
+def test_a_list_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From files by their languages; bytes and special tokens come whatever the files have."""
+    sys.path.append(str(ROOT))  # training is not installed
+    from training.draft_vocabulary import main
+
+    texts = {
+        "libreoffice-help-en-us/usr/share/libreoffice/help/en-US/text": "<p>The fox</p><!--zzq-->",
+        "libpython3.11-stdlib": "def fox(): return 1",
+        "elsewhere": "unread",
+    }
+    for folder, text in texts.items():
+        (tmp_path / folder).mkdir(parents=True)
+        for i in range(20):
+            name = f"{i}.py" if "python" in folder else f"{i}.html"
+            (tmp_path / folder / name).write_text(text)
+    tokenizer = TINY / "tokenizer.json"
+    out, mine = tmp_path / "list.json", tmp_path / "mine.txt"
+    words = [str(tokenizer), str(tmp_path), "--rows", "4096", "--listed", "280"]
+    main([*words, "--out", str(out), "--ids", str(mine)])
+    monkeypatch.setattr(draft_vocabulary, "FILE", out)
+    ids = listed(4096, tokenizer)
+    assert len(ids) == 280 and parse_vocab(str(mine)) == ids
+    reader = Tokenizer.from_file(str(tokenizer))
+    assert {*range(4087, 4096)} <= {*ids} and {i for i in range(256)} <= {*ids}
+    assert {*reader.encode("The fox").ids, *reader.encode("def fox(): return 1").ids} <= {*ids}
+    assert len({*reader.encode("unread zzq").ids} - {*ids}) > 0
 
 
 def test_a_tokenizer_that_is_no_json_is_another_vocabulary(tmp_path: Path) -> None:
