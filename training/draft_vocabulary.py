@@ -246,7 +246,6 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--listed", type=int, default=LISTED)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--ids", type=Path)
-    parser.add_argument("--save", type=Path, help="the counts, as .npz")
     args = parser.parse_args(words)
     tokenizer = Tokenizer.from_file(str(args.tokenizer))
     vocabulary = json.loads(args.tokenizer.read_bytes())["model"]["vocab"]
@@ -254,9 +253,6 @@ def main(words: Sequence[str] | None = None) -> None:
     tokens = 1 + max(i for i in vocabulary.values() if i not in special)
     needed = special | {i for token, i in vocabulary.items() if len(token) == 1}  # and bytes
     tables = counts_of(args.packages, tokenizer, args.rows)
-    if args.save:
-        flat = {f"{kind}/{name}": c for kind, table in tables.items() for name, c in table.items()}
-        np.savez_compressed(args.save, **flat)
     total = weights(tables["counted"], tables["prose"], tokens)
     best = [i for i in np.argsort(-total, kind="stable").tolist() if i not in needed]
     ids = sorted({*best[: max(0, args.listed - len(needed))], *needed})

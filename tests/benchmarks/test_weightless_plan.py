@@ -5,12 +5,22 @@ from pathlib import Path
 
 import pytest
 
+from spark_engine.builder.graph.lower import facts_of
+from spark_engine.builder.plan.options import Options, resolve
 from tests.models import next_configs
 from tests.repository import ROOT
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
-from benchmarks.weightless_plan import options, plan_of  # noqa: E402
+from benchmarks.weightless_plan import opened, options, plan_of  # noqa: E402
+
+
+@pytest.mark.parametrize("model", ["qwen36-27b", "qwen36-35b-a3b"])
+def test_a_spark_drafts_from_the_list(model: str) -> None:
+    """And an H200, whose memory is fast, from all ids."""
+    facts = facts_of(opened(model))
+    found = [resolve(Options(target), facts).draft for target in ("sm_121a", "sm_90a")]
+    assert [d and d.shortlist and len(d.shortlist) for d in found] == [65_536, None]
 
 
 @pytest.mark.parametrize("format", next_configs.FORMATS)

@@ -115,7 +115,7 @@ class EngineCollector(Collector):
         """`values` by the value of the label, or those of several."""
         family = CounterMetricFamily(name, _words(name), labels=["model_name", *labels])
         for key, value in values.items():
-            own = (key,) if isinstance(key, str) else key
+            own: tuple[str, ...] = (key,) if isinstance(key, str) else key
             family.add_metric([self._model, *own[: len(labels)]], value)
         return family
 
