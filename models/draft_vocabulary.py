@@ -1,6 +1,6 @@
 """The shipped list of ids that a draft head may draft from, and the vocabulary that it is for.
 
-Knows the list (draft_vocabulary.json) and how a tokenizer.json is told to have that vocabulary;
+Knows the list (draft_vocabulary.json) and how a tokenizer.json is known to have that vocabulary;
 knows no options. `training/draft_vocabulary.py` counts the list.
 """
 
@@ -16,9 +16,9 @@ import numpy as np
 FILE = Path(__file__).with_suffix(".json")
 
 
-def listed(rows: int, tokenizer: Path) -> tuple[int, ...]:
-    """The ids of the list, ascending, for a model with so many rows of its vocabulary that reads
-    this tokenizer.json; empty if the list is for another vocabulary.
+def listed(rows: int, folder: Path) -> tuple[int, ...]:
+    """The ids of the list, ascending, for a model with so many rows of its vocabulary and the
+    tokenizer.json of this folder; empty if the list is for another vocabulary.
 
     Where there is no such file, the number of rows decides.
     """
@@ -26,7 +26,7 @@ def listed(rows: int, tokenizer: Path) -> tuple[int, ...]:
     if rows != known["rows"]:
         return ()
     try:
-        vocabulary = json.loads(tokenizer.read_bytes())["model"]["vocab"]
+        vocabulary = json.loads((folder / "tokenizer.json").read_bytes())["model"]["vocab"]
         if digest(vocabulary, known["tokens"]) != known["digest"]:
             return ()
     except FileNotFoundError:

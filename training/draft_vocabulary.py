@@ -44,7 +44,7 @@ SEEN = 300  # a word of jieba's list counts once for so many times that it was s
 # Languages: (share, MB at most, names in paths), those of LibreOffice first.
 LANGUAGES: Mapping[str, tuple[float, float, tuple[str, ...]]] = {
     "English": (0.27, 16, ("en-us", "en", "en-US", "C", "min")),
-    "Chinese, simplified": (0.08, 6, ("zh-cn", "zh", "zh-CN", "zh_CN")),
+    "Chinese, simplified": (0.14, 6, ("zh-cn", "zh", "zh-CN", "zh_CN")),
     "Chinese, traditional": (0.02, 3, ("zh-tw", "zh-TW", "zh_TW")),
     "Japanese": (0.035, 4, ("ja", "ja-JP")),
     "Korean": (0.03, 4, ("ko", "ko-KR")),

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.plan.drafts import HeadFacts
 from spark_engine.builder.plan.options import BuildPlan, ModelFacts
-from spark_engine.builder.text_files import TOKENIZER
 from spark_engine.models.build_network import build_network
 from spark_engine.models.checkpoint.expected_tensors import VISION
 from spark_engine.models.checkpoint.files import StoredTensor
@@ -99,7 +98,7 @@ def _head_facts(model: Model, kv_width: int) -> HeadFacts:
     assert model.checkpoint is not None
     vocab, eos = model.config.vocab, model.config.eos_token_ids
     by_row = model.table[_logits_matrix(model)] is not Scheme.FP8_BLOCK
-    ids = listed(vocab, model.checkpoint.path / TOKENIZER) if by_row else ()
+    ids = listed(vocab, model.checkpoint.path) if by_row else ()
     return HeadFacts(kv_width, _row_bytes(model), _has_nvfp4_mlps(model), eos, ids)
 
 

@@ -18,7 +18,7 @@ LEFT_OUT = (
     f"by one; --drafts {DEFAULT} builds with it"
 )
 LISTED = (
-    "drafts are made of {:,} of the {:,} ids, whose rows take less time to read; fewer are right "
+    "drafts are made of {:,} of the {:,} ids: fewer rows take less time to read; fewer are right "
     "in text that the list covers less (docs/operate/drafts.md): --draft-vocab full drafts all"
 )
 DTYPES = ("auto", *DRAFT_DTYPES)

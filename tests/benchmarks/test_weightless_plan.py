@@ -17,7 +17,7 @@ from benchmarks.weightless_plan import opened, options, plan_of  # noqa: E402
 
 @pytest.mark.parametrize("model", ["qwen36-27b", "qwen36-35b-a3b"])
 def test_a_spark_drafts_from_the_list(model: str) -> None:
-    """And an H200, whose memory is fast, from all ids."""
+    """And an H200 from all ids: its memory is fast."""
     facts = facts_of(opened(model))
     found = [resolve(Options(target), facts).draft for target in ("sm_121a", "sm_90a")]
     assert [d and d.shortlist and len(d.shortlist) for d in found] == [65_536, None]

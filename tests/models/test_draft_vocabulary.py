@@ -17,7 +17,7 @@ from spark_engine.models.draft_vocabulary import FILE, digest, listed
 from tests.repository import ROOT
 
 VOCAB = {"a": 0, "b": 1, "ab": 2, "<end>": 3}
-ABSENT = Path("no such file")
+ABSENT = Path("no such folder")
 TINY = ROOT / "models" / "tiny" / "checkpoint"
 
 
@@ -56,10 +56,9 @@ def test_a_tokenizer_tells_the_vocabulary(
     known = {"rows": 5, "tokens": 3, "digest": digest(VOCAB, 3), "ids": bits}
     monkeypatch.setattr(draft_vocabulary, "FILE", tmp_path / "list.json")
     (tmp_path / "list.json").write_text(json.dumps(known))
-    tokenizer = tmp_path / "tokenizer.json"
     if stored is not None:
-        tokenizer.write_text(json.dumps(stored))
-    assert listed(5, tokenizer) == ids
+        (tmp_path / "tokenizer.json").write_text(json.dumps(stored))
+    assert listed(5, tmp_path) == ids
 
 
 def test_a_list_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +81,7 @@ def test_a_list_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     words = [str(tokenizer), str(tmp_path), "--rows", "4096", "--listed", "280"]
     main([*words, "--out", str(out), "--ids", str(mine)])
     monkeypatch.setattr(draft_vocabulary, "FILE", out)
-    ids = listed(4096, tokenizer)
+    ids = listed(4096, TINY)
     assert len(ids) == 280 and parse_vocab(str(mine)) == ids
     reader = Tokenizer.from_file(str(tokenizer))
     assert {*range(4087, 4096)} <= {*ids} and {i for i in range(256)} <= {*ids}
@@ -92,4 +91,4 @@ def test_a_list_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_tokenizer_that_is_no_json_is_another_vocabulary(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(b"\xff{")
-    assert listed(248_320, tmp_path / "tokenizer.json") == ()
+    assert listed(248_320, tmp_path) == ()

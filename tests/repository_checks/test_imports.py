@@ -118,9 +118,10 @@ FOLDERS = {
     },
     "runtime/engine": {  # the first eight are files: what a request and a step are
         "constraint": set(),
+        "draft_counts": set(),
         "pool": set(),
         "sizes": set(),
-        "request": {"constraint"},
+        "request": {"constraint", "draft_counts"},
         "token_constraint_state": {"constraint"},
         "rope_offsets": set(),
         "sequence": {"request", "token_constraint_state", "rope_offsets"},

@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 
 from spark_engine.builder.build import build
 from spark_engine.interface import drafts_of
+from spark_engine.runtime.cli.terminal.session import Session
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.policy.pacing import LATENCY, THROUGHPUT
 from spark_engine.runtime.engine.policy.step_costs import StepCosts
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
+from spark_engine.runtime.server.api.common import Body
 from tests.runtime.engine import automaton
 from tests.runtime.engine.invariants import check_idle
 from tests.runtime.random_engines import (
@@ -371,6 +373,16 @@ def test_text_outside_a_shortlist_is_drafted_less_and_stays_the_same(
         rounds.append(counts.rounds_by_k[1] + counts.rounds_by_k[3])
     assert kept[0] > 60 and kept[1] == 0
     assert rounds[1] < 60, "480 tokens one by one, and probes"
+    session = Session(tmp_path / "engine")
+    body = Body(max_tokens=90, ignore_eos=True, logit_bias={"10": 100.0, "20": 100.0}, seed=1)
+    answer = session.start([7, 1], body)
+    assert [*session.pieces(answer)]
+    drafts = answer.to_json()["drafts"]
+    (own,) = drafts.pop("by_source").items()
+    verified, kept_of_it = own[1]["verified"], own[1]["kept"]
+    assert own[0] == "mtp" and len(kept_of_it) == 3 and verified[0] >= kept_of_it[0] > 0
+    assert (sum(verified), sum(kept_of_it)) == (drafts["verified"], drafts["accepted"])
+    session.close()
 
 
 def test_a_draft_head_changes_no_token(drafting: Loaded, tmp_path: Path) -> None:

@@ -184,9 +184,9 @@ def test_forced_text_with_marks_is_spelled_in_ordinary_tokens(tokenizer: Tokeniz
 def test_the_list_of_drafts_is_for_this_vocabulary(tmp_path: Path) -> None:
     """It is known by the tokens; two that are exchanged make another vocabulary."""
     tokenizer = qwen_vocabulary.write(tmp_path) / "tokenizer.json"
-    assert len(listed(248_320, tokenizer)) == 65_536
+    assert len(listed(248_320, tmp_path)) == 65_536
     changed = json.loads(tokenizer.read_text())
     vocab = changed["model"]["vocab"]
     vocab["the"], vocab["and"] = vocab["and"], vocab["the"]
     tokenizer.write_text(json.dumps(changed))
-    assert listed(248_320, tokenizer) == ()
+    assert listed(248_320, tmp_path) == ()

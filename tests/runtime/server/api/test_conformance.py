@@ -214,6 +214,7 @@ RESPONSES: Mapping[str, Row] = {
     **{name: SHARED[name] for name in ("temperature", "top_p", "top_k", "min_p", "seed")},
     "priority": SHARED["priority"],
     "drafts": _param(2, "drafts"),
+    "return_draft_counts": _param(True, "draft_counts"),
     "cache_salt": SHARED["cache_salt"],
     "stop": ("l", lambda a: a.answer["status"] == "completed"),
     "top_logprobs": _param(2, "logprobs"),
@@ -285,6 +286,7 @@ MESSAGES: Mapping[str, Row] = {
     **{name: SHARED[name] for name in ("temperature", "top_p", "top_k", "min_p", "seed")},
     "priority": SHARED["priority"],
     "drafts": _param(2, "drafts"),
+    "return_draft_counts": _param(True, "draft_counts"),
     "cache_salt": SHARED["cache_salt"],
 }
 APIS: Mapping[str, tuple[str, Mapping[str, Row], dict[str, Any]]] = {
