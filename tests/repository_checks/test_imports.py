@@ -116,7 +116,7 @@ FOLDERS = {
         },
         "": set(),
     },
-    "runtime/engine": {  # the first eight are files: what a request and a step are
+    "runtime/engine": {  # the first nine are files: what a request and a step are
         "constraint": set(),
         "draft_counts": set(),
         "pool": set(),
