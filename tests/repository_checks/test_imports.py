@@ -29,6 +29,7 @@ ALLOWED = {
 # to them.
 _REQUESTS = {
     "constraint",
+    "draft_counts",
     "pool",
     "sizes",
     "request",
@@ -124,7 +125,7 @@ FOLDERS = {
         "request": {"constraint", "draft_counts"},
         "token_constraint_state": {"constraint"},
         "rope_offsets": set(),
-        "sequence": {"request", "token_constraint_state", "rope_offsets"},
+        "sequence": {"request", "draft_counts", "token_constraint_state", "rope_offsets"},
         "plan": {"token_constraint_state", "sequence"},
         "policy": {"pool", "sizes", "request", "sequence", "plan"},
         "": _REQUESTS | {"policy"},

@@ -359,7 +359,7 @@ def test_text_outside_a_shortlist_is_drafted_less_and_stays_the_same(
     loaded = replace(loaded, costs={key: 10.0 + drafts_of(key[0]) for key in loaded.executors})
     kept, rounds = [], []
     for words in ((10, 20), (11, 21)):
-        bias, params = dict.fromkeys(words, 100.0), SamplingParams(max_tokens=120, ignore_eos=True)
+        bias, params = dict.fromkeys(words, 100.0), SamplingParams(max_tokens=80, ignore_eos=True)
         requests = [
             Request((7, seed), replace(params, logit_bias=bias, seed=seed, temperature=seed % 2))
             for seed in range(4)
@@ -371,8 +371,8 @@ def test_text_outside_a_shortlist_is_drafted_less_and_stays_the_same(
         counts = engine._loop.counts
         kept.append(sum(counts.accepted_by_position))
         rounds.append(counts.rounds_by_k[1] + counts.rounds_by_k[3])
-    assert kept[0] > 60 and kept[1] == 0
-    assert rounds[1] < 60, "480 tokens one by one, and probes"
+    assert kept[0] > 40 and kept[1] == 0
+    assert rounds[1] < 60, "320 tokens one by one, and probes"
     session = Session(tmp_path / "engine")
     body = Body(max_tokens=90, ignore_eos=True, logit_bias={"10": 100.0, "20": 100.0}, seed=1)
     answer = session.start([7, 1], body)
