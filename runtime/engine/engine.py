@@ -173,9 +173,9 @@ class Engine:
         state = None
         if constraint is not None:
             state = ConstraintState(constraint, self.loaded.limits.vocab, stops, drafts)
-        seq = Sequence(request_id, request, limit, stops, seed, drafts, state)
-        if params.draft_counts and self.drafts:
-            seq.by_source = {MTP: DraftCounts.zeros(self.drafts)}
+        counted = params.draft_counts and self.drafts
+        own = {MTP: DraftCounts.zeros(self.drafts)} if counted else None
+        seq = Sequence(request_id, request, limit, stops, seed, drafts, state, by_source=own)
         self.scheduler.add(seq)
         self._next_id = request_id + 1
         self._live[request_id] = seq
