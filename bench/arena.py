@@ -1,8 +1,8 @@
 """The grid by which owners of DGX Sparks compare servers (Spark Arena): prompts behind contexts.
 
 A cell: `streams` requests at once, each a new prompt of PROMPT tokens behind a context of `depth`
-tokens that the server saw before, answered with OUTPUT tokens. llama-benchy measures the same with
-`--pp 2048 --tg 128 --depth … --concurrency … --enable-prefix-caching`. Prompts are random ids.
+tokens that the server saw before, answered with OUTPUT tokens. llama-benchy measures the same
+(docs/operate/bench.md). Prompts are random ids.
 """
 
 import random

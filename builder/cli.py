@@ -37,7 +37,7 @@ from spark_engine.builder.report import report_json, show_report
 from spark_engine.command import command
 from spark_engine.device.choice import HELP, choose
 from spark_engine.engine_file import has_text
-from spark_engine.foreign_options import explain
+from spark_engine.hints import explain
 from spark_engine.kernel import CARDS
 from spark_engine.models.open_model import read_description
 from spark_engine.progress import Progress

@@ -3,7 +3,6 @@
 Knows the manifest and its layout on a terminal; computes nothing that is not in it.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from shlex import quote
@@ -154,13 +153,7 @@ def _snapshots(m: Manifest) -> str:
 
 def _quantisation(m: Manifest) -> Table:
     """Modules grouped by their name within a layer."""
-    groups: Counter[tuple[str, str]] = Counter()
-    tensors: Counter[tuple[str, str]] = Counter()
-    for row in m.quantisation:
-        leaf = ".".join(p for p in row.module.split(".") if not p.isdigit())
-        groups[leaf, row.format] += 1
-        tensors[leaf, row.format] += row.tensors
-    rows = [(leaf, fmt, str(n), str(tensors[leaf, fmt])) for (leaf, fmt), n in groups.items()]
+    rows = [(*kind, *map(str, counts)) for kind, counts in m.quantised_kinds.items()]
     return _table("stored as", ("module", "format", "modules", "tensors"), rows)
 
 

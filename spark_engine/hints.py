@@ -1,18 +1,26 @@
 """Hints for errors about a wrong path, name or machine: what it looks like, and what to give.
 
 Knows how checkpoints, engines, hub names, Git LFS pointers, NVIDIA's driver and the environment's
-installer look from outside; opens none of them.
+installer look from outside, and other servers' options (foreign_options.json, which
+`docs/start/other_servers.md` shows too); opens none of them.
 """
 
+import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from shutil import which
+from types import MappingProxyType
+
+# {option: what to use}, of vLLM, SGLang, llama.cpp and TensorRT-LLM
+FOREIGN: Mapping[str, str] = MappingProxyType(
+    json.loads(Path(__file__).resolve().with_name("foreign_options.json").read_text("utf-8"))
+)
 
 
 def extra(*names: str) -> str:
@@ -161,3 +169,9 @@ def cuda_missing() -> str:
 def driver_present() -> bool:
     """True if NVIDIA's driver is loaded on this machine, found without any of its libraries."""
     return any(path.exists() for path in DRIVER)
+
+
+def explain(option: str) -> str:
+    """A sentence about what does the same here as `option` elsewhere; empty if it is unknown."""
+    words = FOREIGN.get(option.partition("=")[0].replace("_", "-"), "")
+    return f" Here: {words}." if words else ""

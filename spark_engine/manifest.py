@@ -255,6 +255,16 @@ class Manifest:
         return tuple(weights_name(rank, self.ranks) for rank in range(self.ranks))
 
     @property
+    def quantised_kinds(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """Modules and tensors by a module's name within a layer, and by format."""
+        kinds: dict[tuple[str, str], tuple[int, int]] = {}
+        for row in self.quantisation:
+            leaf = ".".join(part for part in row.module.split(".") if not part.isdigit())
+            modules, tensors = kinds.get((leaf, row.format), (0, 0))
+            kinds[leaf, row.format] = modules + 1, tensors + row.tensors
+        return kinds
+
+    @property
     def across_hosts(self) -> bool:
         """True if its GPUs may be in several hosts: ranks read no memory of each other, and NCCL
         connects them."""
@@ -298,12 +308,12 @@ def decode_manifest(data: bytes, where: str, remedy: str) -> Manifest:
     return manifest
 
 
-def parse_json(data: bytes, where: str, remedy: str) -> dict[str, Json]:
+def parse_json(data: bytes | str, where: str, remedy: str) -> dict[str, Json]:
     """The JSON object in `data`. Raises EngineError when it is anything else."""
     try:
         row = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise EngineError(f"{where} does not hold valid JSON ({error}); {remedy}") from error
+        raise EngineError(f"{where} is not valid JSON ({error}); {remedy}") from error
     if not isinstance(row, dict):
         raise EngineError(f"{where} holds a {type(row).__name__}, not an object; {remedy}")
     return row

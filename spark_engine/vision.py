@@ -52,7 +52,7 @@ class Image:
     Attributes:
         start: position of its first row in the prompt; its rows are consecutive.
         rows, columns: of the residual stream; the image has rows · columns tokens.
-        pixels: u8 [rows · unit, columns · unit, 3], RGB.
+        pixels: u8 [4 · rows · columns, 3 · patch · patch], RGB by patches in the tower's order.
         digest: of sizes and pixels; images with equal digests are one image.
     """
 

@@ -2,13 +2,22 @@
 which files begin first.
 """
 
+import asyncio
 import gc
+import inspect
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+import spark_engine  # noqa: F401
+
+# For `benchmarks` and `training`, which are not installed. `spark_engine` comes first: the root has
+# a folder of that name.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 # No deadline: a busy machine may stop a test for long. Forty examples keep `make test` in its time.
 settings.register_profile("patient", deadline=None, max_examples=40)
@@ -36,6 +45,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Brings the tests of LONG to the front."""
     order = {Path(__file__).parent / name: i for i, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test that is a coroutine function in a new event loop."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asyncio.run(pyfuncitem.obj(**given))
+    return True
 
 
 def pytest_configure() -> None:

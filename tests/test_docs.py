@@ -18,7 +18,7 @@ from spark_engine.bench import cli as bench
 from spark_engine.builder import cli as builder
 from spark_engine.builder import inspect
 from spark_engine.check import cli as check
-from spark_engine.foreign_options import FOREIGN
+from spark_engine.hints import FOREIGN
 from spark_engine.runtime.cli import spark_replicas, spark_run
 from spark_engine.runtime.cli.doctor import doctor
 from tests.repository import PACKAGES, ROOT, files
@@ -203,8 +203,7 @@ ELSEWHERE |= {"--python", "--engine"}
 def test_every_option_in_a_message_exists() -> None:
     """Error messages and help texts name options of our commands, or of a program that is used."""
     sources = files(*(f"{package}/*.py" for package in PACKAGES))
-    texts = ((path, _text(path)) for path in sources if path.name != "foreign_options.py")
-    wrong = [(str(path), option) for path, text in texts for option in _unknown_in(text)]
+    wrong = [(str(path), option) for path in sources for option in _unknown_in(_text(path))]
     assert {option for _, option in wrong} == ELSEWHERE, wrong
     assert _unknown_in('raise E("give more, or --no-such")') == {"--no-such"}
 

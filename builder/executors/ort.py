@@ -31,12 +31,14 @@ from spark_engine.manifest import SEQUENCE, StateInfo, bytes_of, snapshot_rows, 
 from spark_engine.op import DOMAIN, Attrs
 from spark_engine.segments import COLLECTIVES, Collective, Segment, Segments
 from spark_engine.tensors import DType, TensorSpec
+from spark_engine.vision import VISION
 from spark_engine.weights_file import WeightEntry
 
 EXECUTOR = "ort"
 OPSET = 23
 # When a session is opened, it evaluates the nodes that depend on weights alone and keeps the
-# results: every matrix as f32, packed, not shared between sessions. f32 bytes per stored byte:
+# results: every matrix as f32, packed, not shared between sessions. The tower's does not, and holds
+# none. f32 bytes per stored byte:
 AS_F32 = {DType.U8: 8, DType.F8E4M3: 4, DType.BF16: 2, DType.F16: 2, DType.F32: 1}  # U8: 2 nibbles
 NODES = 64  # bytes of a session's nodes and kernels per byte of the model, measured
 # Meanwhile it takes additional memory, as a multiple of a matrix's f32 bytes: for a matrix that is
@@ -46,8 +48,10 @@ NODES = 64  # bytes of a session's nodes and kernels per byte of the model, meas
 CAST, BLOCKS, EXPERTS = 1.5, 5.5, 1.5
 # Cost model of a launch, for comparing buckets: a fixed time per operator in the bodies (the
 # embedded model has 4,600 in a step and 8,700 in a round of three drafts: most of its time), and
-# for each matrix the maximum of reading its f32 and of multiplying it with all rows.
+# for each matrix the maximum of reading its f32 and of multiplying it with all rows. The tower's
+# are cast in every launch; of its attention the products count.
 CALL, READ, MULTIPLY = 4e-6, 20e9, 100e9  # seconds, bytes a second, operations a second
+WIDEN = 1.7e9  # bytes of f32 a second
 GATHERS = ("embed", "vision_patches")  # ops that read rows of their matrix
 ORIGIN = "spark"  # metadata of a node: which op it calls, with which attributes
 
@@ -68,8 +72,13 @@ class OrtBackend(Backend):
         arena = place(lifetimes(graph.graph, self._ops, size.dims))
         inner = chained(graph, self._ops)
         payload = encode(graph.graph, size, weights, self._ops, [*inner])
-        held = held_bytes((w.spec for w in graph.weights.values()), payload)
-        passing = arena.nbytes + passing_bytes(graph) + NODES * len(payload) + snapshot_bytes(graph)
+        specs = [w.spec for w in graph.weights.values()]
+        tower = graph.family == VISION
+        held = held_bytes([] if tower else specs, payload)
+        # one matrix as f32, turned, and what malloc retains of others
+        wide = 3 * max(map(f32_bytes, specs), default=0)
+        passing = wide if tower else passing_bytes(graph) + snapshot_bytes(graph)
+        passing += arena.nbytes + NODES * len(payload)
         memory = {"arena_bytes": passing, "buffer_bytes": held}
         seconds = predicted_seconds(graph, size, payload)
         if self._ranks > 1:
@@ -209,8 +218,12 @@ def _encoded(
 
 def held_bytes(weights: Iterable[TensorSpec], payload: bytes) -> int:
     """Bytes that an open session of this model holds, without the weights file."""
-    folded = sum(AS_F32.get(spec.dtype, 0) * spec.nbytes for spec in weights)
-    return folded + NODES * len(payload)
+    return sum(map(f32_bytes, weights)) + NODES * len(payload)
+
+
+def f32_bytes(spec: TensorSpec) -> int:
+    """Bytes of a weight as f32."""
+    return AS_F32.get(spec.dtype, 0) * spec.nbytes
 
 
 def predicted_seconds(graph: FamilyGraph, size: Size, payload: bytes) -> float:
@@ -219,11 +232,15 @@ def predicted_seconds(graph: FamilyGraph, size: Size, payload: bytes) -> float:
     inside = {f.name: sum(n.op_type != "Constant" for n in f.node) for f in model.functions}
     total: float = CALL * sum(inside.get(node.op_type, 1) for node in model.graph.node)
     for node in graph.graph.nodes:
-        rows = spec_of(node.outputs[0]).bind(size.dims).dims[:1]
+        result = spec_of(node.outputs[0]).bind(size.dims).dims
+        rows = result[:1]
+        if node.op == "vision_attention":
+            total += 4 * result[0] ** 2 * result[1] / MULTIPLY
         for tensor in node.inputs:
             weight = graph.weights.get(tensor.name)
             if weight is not None and len(weight.spec.dims) > 1 and node.op not in GATHERS:
-                held = AS_F32.get(weight.spec.dtype, 0) * weight.spec.nbytes
+                held = f32_bytes(weight.spec)
+                total += held / WIDEN if size.family == VISION else 0
                 total += max(held / READ, 2 * (held / 4) * (rows[0] if rows else 1) / MULTIPLY)
     return total
 
@@ -238,7 +255,7 @@ def passing_bytes(graph: FamilyGraph) -> int:
             by_block = spec.dtype is DType.F8E4M3 and len(spec.shape) in scales
             times = BLOCKS if by_block or spec.dtype is DType.U8 else CAST
             times += EXPERTS * (len(spec.shape) == 3)
-            found[spec.name] = times * AS_F32.get(spec.dtype, 0) * spec.nbytes
+            found[spec.name] = times * f32_bytes(spec)
     return int(sum(found.values()))
 
 

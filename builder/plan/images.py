@@ -12,7 +12,7 @@ from spark_engine.vision import MERGE, PATCH, ROW_PATCHES, VisionInfo
 
 ROW_PIXELS = (MERGE * PATCH) ** 2
 SIZES = (256, 1024, 2304, 4096, 8192, 16_384, 65_536)  # patches
-# On the CPU each bucket is a session with its own copy of every matrix.
+# On the CPU each bucket is a session to open.
 CPU_SIZES = (1024, 4096)
 MOST_PIXELS, CPU_MOST_PIXELS = 16_384 * PATCH**2, 4096 * PATCH**2  # without the option
 KEPT = 4  # images of the largest size that the state holds the rows of, or more smaller ones

@@ -3,14 +3,22 @@
 docs/graph.md defines names, types and meanings.
 """
 
+from functools import cache
+
 import numpy as np
 
 from spark_engine.interface import PREFILL_TILE
-from spark_engine.operand import Operand, Role, TimedLaunch, When
+from spark_engine.operand import Fill, Operand, Role, TimedLaunch, When
 from spark_engine.tensors import Array
 
 Rng = np.random.Generator
 Dims = tuple[int, ...]
+
+
+@cache
+def constant(value: int) -> Fill:
+    """The same int32 everywhere."""
+    return lambda launch, dims, rng: np.full(dims, value, np.int32)
 
 
 def _slots(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
@@ -30,14 +38,6 @@ def _counts(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
     return np.full(dims, launch.tile, np.int32)
 
 
-def _zeros(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
-    return np.zeros(dims, np.int32)
-
-
-def _nowhere(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
-    return np.full(dims, -1, np.int32)
-
-
 def _tokens(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
     return np.asarray(rng.integers(0, 1000, dims), np.int32)
 
@@ -54,12 +54,12 @@ COUNTS = Operand("counts", Role.STEP, "i32[rows]", fill=_counts)
 ROWS = (SLOTS, STARTS, COUNTS)
 # What is added to a position before it turns a query or key: in prefill three numbers a token, else
 # one a row.
-ROPE_OFFSETS = Operand("rope_offsets", Role.STEP, "i32[rows,turns]", fill=_zeros)
+ROPE_OFFSETS = Operand("rope_offsets", Role.STEP, "i32[rows,turns]", fill=constant(0))
 # Of ops over recurrent states: the row of the state from which a prompt's first tile begins, and
 # the further row to which a tile writes it.
 _PREFILL = When("tile", (PREFILL_TILE,))
 SOURCES = Operand("sources", Role.STEP, "i32[rows]", _PREFILL, fill=_slots)
-SAVES = Operand("saves", Role.STEP, "i32[rows]", _PREFILL, fill=_nowhere)
+SAVES = Operand("saves", Role.STEP, "i32[rows]", _PREFILL, fill=constant(-1))
 TOKEN_IDS = Operand("token_ids", Role.STEP, "i32[tokens]", fill=_tokens)
 LAST_TOKENS = Operand("last_tokens", Role.STATE, "i32[S+1]")
 # Of engines that read images: an id V + r means row r of it. Its last row is scratch.

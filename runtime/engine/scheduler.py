@@ -22,7 +22,7 @@ Knows counts only: slots, pages, bytes, positions. Pure Python without arrays; r
 - So the first running sequence of a priority advances every few steps, the turn passes after a
   bounded number of tiles, and preemption is only for an earlier or a more urgent sequence.
 - A tile over images waits until their rows are computed, between two steps: those of one tile a
-  step, so that others' next tokens wait for one launch.
+  step, in prefill's time. A tile that a step has no time for is the next one's first.
 - Preemption happens only while no launched step is uncollected. What a finished sequence held is
   free once the last launched step that touches it was collected.
 """
@@ -30,7 +30,6 @@ Knows counts only: slots, pages, bytes, positions. Pure Python without arrays; r
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Items
 from dataclasses import replace
 from itertools import groupby
 
@@ -70,6 +69,7 @@ class Scheduler:
         self.pages = Pool("page", sizes.pages)
         self.prefix = PrefixAdmission(sizes, self.pages)
         self.images = ImageRows(sizes.image_rows)
+        self._postponed: Sequence | None = None  # the last step had no time for its image
         self.running: list[Sequence] = []  # most urgent first
         self.waiting = Waiting(sizes.tile, self.prefix.tiles_left)
         self.swap_used = 0  # bytes
@@ -138,10 +138,6 @@ class Scheduler:
         while self._fence and self._fence[0][0] <= step:
             _, slot, pages, node = self._fence.popleft()
             self._free(slot, pages, node)
-
-    def measured(self, batches: Items[Batch], microseconds: float) -> None:
-        """A step of these batches took so long, from its start or from the end of the last."""
-        self.pacing.took(batches, microseconds)
 
     def verified(self, slots: Ints, offered: Ints, accepted: Ints) -> None:
         """A round offered so many drafts to each slot's sequence, and accepted the first."""
@@ -343,11 +339,18 @@ class Scheduler:
         """
         started = [s for s in self.running if s.launched < s.prefill_end]
         if not started:
+            self._postponed = None
             return
         for seq in [s for s in started if s.since is None]:
             seq.since = self.pacing.starts_waiting(seq)
         tiles = self.pacing.tiles(started, next(iter(plan.batches), None), *self._backlog())
+        if not tiles:
+            return
         batch, shown = Batch(PREFILL, 0, [], [], [], []), set[bytes]()
+        first, self._postponed = self._postponed, None
+        if first in started and first.request.priority == started[0].request.priority:
+            self._add_tiles(batch, first, 1, plan, shown)
+            started = [s for s in started if s.launched < s.prefill_end]
         for priority, group in groupby(started, key=lambda s: s.request.priority):
             given = self.waiting.line(priority).share([*group], tiles - batch.live)
             for seq, count in given.items():
@@ -366,9 +369,8 @@ class Scheduler:
     ) -> None:
         for _ in range(count):
             start, end = seq.launched, min(seq.launched + self.sizes.tile, seq.prefill_end)
-            if plan.images and plan.batches:
-                return  # others decode: no more than an image and its tile at once
-            if seq.request.images and not self._show(seq, start, end, plan, shown):
+            seen = plan.images or seq.request.images
+            if seen and not self._show(seq, start, end, plan, batch.live, shown):
                 return
             batch.seqs.append(seq)
             batch.starts.append(start)
@@ -379,11 +381,16 @@ class Scheduler:
             batch.saves.append(save)
             seq.launched, seq.last_step, seq.since = end, plan.step, None
 
-    def _show(self, seq: Sequence, start: int, end: int, plan: StepPlan, shown: set[bytes]) -> bool:
-        """Has the images of a tile, and of the token after it, in the pool; adds to the plan those
-        to be computed for it. False: not in this step. `shown`: digests that the step reads."""
+    def _show(
+        self, seq: Sequence, start: int, end: int, plan: StepPlan, live: int, shown: set[bytes]
+    ) -> bool:
+        """Has the images of a tile, and of the token after it, in the pool; adds those to compute
+        to the plan. False: not in this step, of `live` tiles so far that read digests `shown`."""
         images = [i for i in seq.request.images if i.start <= end and i.end > start]
-        if plan.images and self.images.missing(images):
+        missing = self.images.missing(images)
+        towers = [i.tokens for i in missing] + [i.tokens for i, _ in plan.images]
+        if plan.images and missing or towers and live and not self.pacing.fits(live + 1, towers):
+            self._postponed = self._postponed or (seq if missing else None)
             return False
         new = self.images.place(images, shown)
         if new is None:

@@ -74,7 +74,7 @@ class _Step:
 
     number: int
     start: float
-    images: bool  # what it took says nothing of its batches
+    towers: list[BucketKey] = field(default_factory=list)
     launched: list[_Launched] = field(default_factory=list)
 
 
@@ -206,13 +206,13 @@ class Loop:
     def _launch(self, plan: StepPlan, late: Batch | None) -> list[Event]:
         """Launches the plan's batches, `late` with the masks that the steps in flight decide;
         returns the events of those steps then."""
-        step, events = _Step(plan.step, time.perf_counter(), bool(plan.images)), list[Event]()
+        step, events = _Step(plan.step, time.perf_counter()), list[Event]()
         if late is not None:
             complete = self._launch_to_sample(step, late)
             events += self._postprocess(self._collect(0))
             events += self._end(self._masks.write([late]))
             complete()
-        self._compute_images(plan)
+        self._compute_images(plan, step)
         for batch in plan.batches:
             if batch is not late:
                 buffers = self._fill(step, batch)
@@ -221,7 +221,7 @@ class Loop:
         self._in_flight.append(step)
         return events
 
-    def _compute_images(self, plan: StepPlan) -> None:
+    def _compute_images(self, plan: StepPlan, step: _Step) -> None:
         """Launches the tower for the plan's images, one after the other."""
         for image, first in plan.images:
             assert self._vision is not None
@@ -233,6 +233,7 @@ class Loop:
             fill_inputs(buffers, image, self._vision, first)
             self._seeing[at] = self._executors[VISION, rows].launch(buffers)
             self.counts.buckets[VISION, rows] += 1
+            step.towers.append((VISION, rows))
             self._trace.done("image", (VISION, rows), image.tokens)
 
     def _launch_to_sample(self, step: _Step, batch: Batch) -> Callable[[], None]:
@@ -281,8 +282,7 @@ class Loop:
             # its time counts from when the executor was free for it
             start, self._free_at = max(step.start, self._free_at), time.perf_counter()
             took = (self._free_at - start) * 1e6
-            if not step.images:
-                self.scheduler.measured([one.batch for one in step.launched], took)
+            self.scheduler.pacing.took([one.batch for one in step.launched], took, step.towers)
         return ended
 
     def _postprocess(self, collected: list[_Launched]) -> list[Event]:

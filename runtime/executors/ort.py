@@ -48,7 +48,7 @@ class OrtExecutor(SynchronousExecutor):
         # of several updates of a state the last one is its output
         updates = sorted(self._states, key=lambda out: out == self._states[out] + STATE_OUT)
         updated = (replace(known[self._states[out]], name=out) for out in updates)
-        session = open_session(payload, folder, threads, self._label)
+        session = open_session(payload, folder, threads, self._label, folds(header))
         _trim_heap()
         inputs, outputs = (*header.inputs, *header.states), (*header.outputs, *updated)
         arrays = trial_step(header)
@@ -139,8 +139,17 @@ class BoundSession:
         return all(trial[n].tobytes() == apart[n].tobytes() for n in self._last(trial))
 
 
-def open_session(payload: bytes, folder: Path, threads: int, label: str) -> ort.InferenceSession:
-    """A session over an ONNX model. Raises EngineError if onnxruntime refuses it."""
+def folds(header: EngineHeader) -> bool:
+    """Whether a session keeps its matrices as f32. Not the tower's: it runs seldom and for long, so
+    that casting them again each time costs little, and several buckets would each have a copy."""
+    return header.family != VISION
+
+
+def open_session(
+    payload: bytes, folder: Path, threads: int, label: str, fold: bool = True
+) -> ort.InferenceSession:
+    """A session over an ONNX model. Without `fold` what depends on weights alone is computed in
+    each run, just before it is read. Raises EngineError if onnxruntime refuses the model."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = threads
@@ -152,6 +161,9 @@ def open_session(payload: bytes, folder: Path, threads: int, label: str) -> ort.
     # Threads that spin between nodes take cores from the frontend and from each other.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry(FOLDER_KEY, str(folder.resolve()))
+    if not fold:  # in the graph's order: another one casts all weights first, and holds them
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     try:
         return ort.InferenceSession(payload, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's classes have no public common base

@@ -51,6 +51,7 @@ class Follower:
         specs = {key: executor.specs for key, executor in executors.items()}
         self.memory = EngineMemory(states, self._tables, specs, SETS, store, sink)
         self.snapshots: dict[int, Snapshot] = {}
+        self._inputs: list[bytes] = []  # of the next launch
         self._turns = {family: _BufferSets() for family, _ in executors}
         self._rest: tuple[_BufferSets, int, Callable[[], Wait]] | None = None
         self._steps = {
@@ -70,6 +71,8 @@ class Follower:
     def _do(self, order: messages.Order) -> None:
         store = self.memory.store
         match order:
+            case messages.InputPiece(data):
+                self._inputs.append(data)
             case messages.LaunchBucket():
                 self._launch(order)
             case messages.LaunchRest():
@@ -99,7 +102,8 @@ class Follower:
             turns.pending[at] = None
             pending()
         buffers = self.memory.buffers(*key, at)
-        self._fill(key, buffers, order.inputs)
+        inputs, self._inputs = b"".join((*self._inputs, order.inputs)), []
+        self._fill(key, buffers, inputs, order.live)
         self.memory.flush()
         executor = self._executors[key]
         if order.part:
@@ -115,12 +119,14 @@ class Follower:
         self.memory.flush()
         turns.pending[at] = rest()
 
-    def _fill(self, key: BucketKey, buffers: Mapping[str, Array], data: bytes) -> None:
+    def _fill(
+        self, key: BucketKey, buffers: Mapping[str, Array], data: bytes, live: int | None
+    ) -> None:
         at = 0
         for spec in self._steps[key]:
-            given = np.frombuffer(data, spec.dtype.numpy, len(buffers[spec.name].reshape(-1)), at)
-            buffers[spec.name].reshape(-1)[:] = given
-            at += given.nbytes
+            own = buffers[spec.name][:live]
+            own[...] = np.frombuffer(data, spec.dtype.numpy, own.size, at).reshape(own.shape)
+            at += own.nbytes
         if at != len(data):
             raise ExecutorError(f"rank 0 sent {len(data)} bytes for {key}, this rank expects {at}")
 

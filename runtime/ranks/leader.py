@@ -1,7 +1,8 @@
 """Rank 0's executors, states and tables, wrapped so that the other ranks replicate every call.
 
 Input: the calls of the engine's loop. Output: the same calls on rank 0's own objects, and one
-packet of messages (messages.py) to the other ranks with each launch. No call waits for another
+packet of messages (messages.py) to the other ranks with each launch, before an image's some more of
+at most PIECE bytes. No call waits for another
 rank; a rank answers only if it fails. Knows no plan.
 """
 
@@ -21,6 +22,9 @@ from spark_engine.runtime.executors.executor import Executor, Wait
 from spark_engine.runtime.ranks import messages
 from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.tensors import Array
+from spark_engine.vision import VISION
+
+PIECE = 4 << 20  # bytes of inputs in a packet: the ring of a host holds some
 
 
 class Orders:
@@ -129,8 +133,13 @@ class LeadExecutor:
         return self._whole.find(buffers, lambda: {**self._states, **buffers})
 
     def _tell(self, buffers: Mapping[str, Array], part: bool) -> None:
-        inputs = b"".join(buffers[spec.name].tobytes() for spec in self._steps)
-        self._orders.add(messages.LaunchBucket(*self._key, inputs, part))
+        live = int(buffers["live"][0]) if self._key[0] == VISION else None
+        inputs = b"".join(buffers[spec.name][:live].tobytes() for spec in self._steps)
+        last = max(0, len(inputs) - 1) // PIECE * PIECE
+        for at in range(0, last, PIECE):
+            self._orders.add(messages.InputPiece(inputs[at : at + PIECE]))
+            self._orders.send()
+        self._orders.add(messages.LaunchBucket(*self._key, inputs[last:], part, live))
         self._orders.send()
 
     def _watched(self, wait: Wait) -> Wait:

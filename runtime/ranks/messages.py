@@ -41,16 +41,25 @@ class Stamp(msgspec.Struct, tag="Begin", array_like=True, frozen=True):
     version: str
 
 
-class LaunchBucket(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Launch this bucket over the step inputs in `inputs`, concatenated in the order of the specs.
+class InputPiece(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The first bytes of the inputs of the next launch, which are too large for one packet."""
 
-    `part`: only the part before sampling; a `LaunchRest` launches the rest.
+    data: bytes
+
+
+class LaunchBucket(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Launch this bucket over the step inputs in `inputs`, concatenated in the order of the specs,
+    behind those sent before.
+
+    `part`: only the part before sampling; a `LaunchRest` launches the rest. `live`: of each input
+    only so many rows are sent; None: all.
     """
 
     family: str
     rows: int
     inputs: bytes
     part: bool = False
+    live: int | None = None
 
 
 class LaunchRest(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -118,7 +127,8 @@ class Leave(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 Order: TypeAlias = (
-    LaunchBucket
+    InputPiece
+    | LaunchBucket
     | LaunchRest
     | Tables
     | CopyRows

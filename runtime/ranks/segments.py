@@ -21,6 +21,7 @@ from spark_engine.runtime.executors.ort import (
     Arrays,
     BoundSession,
     Run,
+    folds,
     open_session,
     trial_step,
 )
@@ -56,7 +57,8 @@ class SegmentsExecutor(SynchronousExecutor):
         wild = None if arrays is None else self._named(arrays | _wild(segments.values))
 
         def opened(step: Segment) -> BoundSession:
-            session = open_session(step.of_rank(comm.rank), folder, threads, self._label)
+            model = step.of_rank(comm.rank)
+            session = open_session(model, folder, threads, self._label, folds(header))
             inputs, outputs = ([specs[n] for n in names] for names in (step.inputs, step.outputs))
             return BoundSession(session, inputs, outputs, wild)
 

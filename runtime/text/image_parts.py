@@ -4,6 +4,7 @@ A mark is text, so it passes through the translation between APIs, the normalisi
 the chat template as the client's text does. Knows part types; knows no pixels and no tokens.
 """
 
+import json
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,8 @@ from spark_engine.runtime.text.parts import has_text, is_content, is_image, is_v
 
 _DEPTH = 4  # nesting of parts, as in `parts`
 _NOT_USERS = ("assistant", "tool", "function")  # roles
+_TEXTS = ("text", "input_text")
+_OF_RESULTS = (*_TEXTS, "image", "image_url", "input_image", "audio", "resource", "resource_link")
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,57 @@ def find_images(
     for i, message in enumerate(messages):
         role = message.get("role")
         new = i == len(messages) - 1 and isinstance(role, str) and role not in _NOT_USERS
-        key = "output" if kind_of(message).endswith("_output") else "content"
+        kind = kind_of(message)
+        key = "output" if kind == "mcp_call" or kind.endswith("_output") else "content"
+        if key == "output" or role in _NOT_USERS[1:]:
+            _unpack(message, key)
         found += _of_content(message, key, f"{field}[{i + shift}].{key}", new, _DEPTH)
     return found
+
+
+def _unpack(holder: Any, key: str) -> None:
+    """Replaces texts of a tool's result that are the JSON of parts with an image by these: many
+    clients send the results of MCP servers so. Other JSON is the tool's text."""
+    content = holder.get(key)
+    if isinstance(content, str) and (parts := _parts_of(content)):
+        holder[key] = parts
+    elif isinstance(content, list):
+        for i, part in enumerate(content):
+            text = part.get("text") if kind_of(part) in _TEXTS else None
+            if isinstance(text, str) and (parts := _parts_of(text)):
+                content[i] = {"type": "content", "content": parts}
+            elif kind_of(part) == "resource":
+                content[i] = _resource(part)
+
+
+def _parts_of(text: str) -> list[Any]:
+    """The parts of a result, a list of them or one of them in JSON; none if no part has the data
+    of an image."""
+    if text.lstrip()[:1] not in ("[", "{") or "image" not in text:
+        return []
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    if isinstance(value, dict) and "type" not in value:
+        value = value.get("content")
+    parts = [_resource(part) for part in (value if isinstance(value, list) else [value])]
+    known = all(kind_of(part) in _OF_RESULTS for part in parts)
+    return parts if known and any(map(_has_data, parts)) else []
+
+
+def _resource(part: Any) -> Any:
+    """A part; the image that it embeds, if it does."""
+    inner = part.get("resource") if kind_of(part) == "resource" else None
+    if not isinstance(inner, dict) or not str(inner.get("mimeType")).startswith("image/"):
+        return part
+    return {"type": "image", "data": inner.get("blob")}
+
+
+def _has_data(part: dict[str, Any]) -> bool:
+    _, value, plain = ImagePart(None, "", part, "", False).source()
+    data = isinstance(value, str) and (plain or value[:11].lower() == "data:image/")
+    return data and is_image(part)
 
 
 def _of_content(holder: Any, key: str, place: str, new: bool, depth: int) -> Iterator[ImagePart]:
@@ -86,6 +137,8 @@ def _of_part(holder: Any, key: Any, place: str, new: bool, depth: int) -> Iterat
     if is_image(part) or is_video(part):
         yield ImagePart(holder, key, part, place, new)
     elif depth:
+        if kind_of(part).endswith("_result"):
+            _unpack(part, "content")
         source, new = part.get("source"), new and not kind_of(part).endswith("_result")
         inner, path = (source, f"{place}.source") if isinstance(source, dict) else (part, place)
         yield from _of_content(inner, "content", f"{path}.content", new, depth - 1)

@@ -7,7 +7,6 @@ chat template, no stop strings and no engine.
 from __future__ import annotations
 
 import codecs
-import json
 from collections.abc import Iterable, Sequence
 from copy import copy
 from pathlib import Path
@@ -17,6 +16,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from spark_engine.errors import EngineError, RequestError
+from spark_engine.manifest import parse_json
 from spark_engine.runtime.text.reply_formats import marks
 
 MOST_BYTES = 128 << 20  # of a file: ten times the longest of a supported model
@@ -204,10 +204,4 @@ def _read(path: Path) -> str:
 
 
 def _json(path: Path, text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise EngineError(f"{path} is not valid JSON ({error}); build the engine again") from None
-    if not isinstance(value, dict):
-        raise EngineError(f"{path} holds {type(value).__name__}, not an object")
-    return value
+    return parse_json(text, str(path), "build the engine again")

@@ -1,16 +1,12 @@
 """The bytes that a step must move, counted by hand."""
 
-import sys
 from functools import cache
 
 import pytest
 
+from benchmarks.byte_floors import H200_BANDWIDTH, LOGIT_BYTES, Floor, Work
 from spark_engine.models.open_model import open_model
 from tests.repository import ROOT
-
-sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
-
-from benchmarks.byte_floors import H200_BANDWIDTH, LOGIT_BYTES, Floor, Work  # noqa: E402
 
 CONFIGS = ROOT / "benchmarks" / "configs"
 BATCHES = (1, 8, 32, 64, 128)

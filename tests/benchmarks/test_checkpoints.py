@@ -1,23 +1,18 @@
 """The list of checkpoints: published sizes, the planner's memory, and the packaged rows."""
 
 import re
-import sys
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from benchmarks import checkpoints
+from benchmarks.published import CHECKPOINTS, FORMATS, SIZES, Published, folder_of
+from benchmarks.weightless_plan import options, plan_of
 from spark_engine.builder.checkpoint_list import listed
 from spark_engine.builder.plan.budget import SHARE, WEIGHTS, WORKSPACE, Needs
 from spark_engine.kernel import GB10
 from spark_engine.models.open_model import open_model
-from tests.repository import ROOT
-
-sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
-
-from benchmarks import checkpoints  # noqa: E402
-from benchmarks.published import CHECKPOINTS, FORMATS, SIZES, Published, folder_of  # noqa: E402
-from benchmarks.weightless_plan import options, plan_of  # noqa: E402
 
 SERVED = {row["name"]: row for row in listed()["checkpoints"]}
 # without experts by the thousand

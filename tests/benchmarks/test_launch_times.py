@@ -10,18 +10,15 @@ import msgspec
 import numpy as np
 import pytest
 
+from benchmarks import time_step
+from benchmarks.rehearsal import overlap
+from benchmarks.rehearsal.gb10 import calibration, predict
+from benchmarks.steps import launch_times, rank_follower
+from spark_engine.kernel import Shape
+from spark_engine.runtime.ranks.messages import Table, Tables
+from spark_engine.runtime.ranks.spawn import RankSpec
 from tests.repository import ROOT
-
-sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
-
-from benchmarks import time_step  # noqa: E402
-from benchmarks.rehearsal import overlap  # noqa: E402
-from benchmarks.rehearsal.gb10 import calibration, predict  # noqa: E402
-from benchmarks.steps import launch_times, rank_follower  # noqa: E402
-from spark_engine.kernel import Shape  # noqa: E402
-from spark_engine.runtime.ranks.messages import Table, Tables  # noqa: E402
-from spark_engine.runtime.ranks.spawn import RankSpec  # noqa: E402
-from tests.runtime.ranks.test_follower import KEY, LIMITS, STATES, Noting, tables  # noqa: E402
+from tests.runtime.ranks.test_follower import KEY, LIMITS, STATES, Noting, tables
 
 TINY = ROOT / "models" / "tiny" / "checkpoint"
 

@@ -1,16 +1,11 @@
 """The pages of figures are those that the recorded rows make; so are their columns."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.repository import ROOT
-
-sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
-
-from benchmarks import performance  # noqa: E402
+from benchmarks import performance
 
 
 @pytest.mark.parametrize("page", performance.PAGES, ids=lambda page: page.stem)

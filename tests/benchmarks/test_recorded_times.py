@@ -1,19 +1,14 @@
 """Recorded times: how a file of measured times becomes rows, and what a build loses by them."""
 
 import json
-import sys
 from typing import Any
 
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.kernel import CARDS  # noqa: E402
-from tests.repository import ROOT  # noqa: E402
-
-sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
-
-from benchmarks import recorded_times  # noqa: E402
+from benchmarks import recorded_times
+from spark_engine.kernel import CARDS
 
 
 def _file(op: str, machine: str = "NVIDIA H200", **us: list[float]) -> dict[str, Any]:

@@ -1,16 +1,12 @@
 """The runner of the table: order, builds, limits, what is kept, and what is done again."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks import run_table
 from tests.repository import ROOT
-
-sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
-
-from benchmarks import run_table  # noqa: E402
 
 TABLE = """
 [[engine]]

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,9 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from tests.repository import ROOT  # noqa: E402
-
-sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
-
-from benchmarks import time_layouts, time_step  # noqa: E402
-from benchmarks.published import folder_of, name_of  # noqa: E402
-from spark_engine.builder.cli import main as build  # noqa: E402
+from benchmarks import time_layouts, time_step
+from benchmarks.published import folder_of, name_of
+from spark_engine.builder.cli import main as build
 
 KNOWN = {one.layout: one for one in time_layouts.LAYOUTS}
 

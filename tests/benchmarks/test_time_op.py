@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,12 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder.native.tactics import Work  # noqa: E402
-from spark_engine.kernel import GB10, H200  # noqa: E402
-from spark_engine.plugins.registry import OPS, REGISTRY  # noqa: E402
-from spark_engine.tensors import DType, TensorSpec  # noqa: E402
-from tests.plugins import cuda_node  # noqa: E402
-from tests.repository import ROOT  # noqa: E402
-
-sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
-
-from benchmarks import graphs, time_op  # noqa: E402
+from benchmarks import graphs, time_op
+from spark_engine.builder.native.tactics import Work
+from spark_engine.kernel import GB10, H200
+from spark_engine.plugins.registry import OPS, REGISTRY
+from spark_engine.tensors import DType, TensorSpec
+from tests.plugins import cuda_node
 
 DENSE, MIXTURE = "qwen36-27b", "qwen36-35b-a3b"
 

@@ -1,24 +1,19 @@
 """The step timer: its command line, rows and arithmetic, and the protocol on a CPU engine."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import time_step
+from benchmarks.result_files import RESULTS, read
+from benchmarks.steps import lockstep
+from benchmarks.steps.launch_parts import Timed, by_part, counts, part_of
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.runtime.engine.request import Event, FinishReason
 from tests.models.test_synthetic import folder
-from tests.repository import ROOT
-
-sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
-
-from benchmarks import time_step  # noqa: E402
-from benchmarks.result_files import RESULTS, read  # noqa: E402
-from benchmarks.steps import lockstep  # noqa: E402
-from benchmarks.steps.launch_parts import Timed, by_part, counts, part_of  # noqa: E402
 
 ROW = {"model": "m", "npl": 1, "ctx": 4, "gdn_state": "f32", "kv": "bf16", "step_ms": 1.0}
 

@@ -1,18 +1,13 @@
 """Full-size models are planned from their configs alone."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.weightless_plan import opened, options, plan_of
 from spark_engine.builder.graph.lower import facts_of
 from spark_engine.builder.plan.options import Options, resolve
 from tests.models import next_configs
-from tests.repository import ROOT
-
-sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
-
-from benchmarks.weightless_plan import opened, options, plan_of  # noqa: E402
 
 
 @pytest.mark.parametrize("model", ["qwen36-27b", "qwen36-35b-a3b"])

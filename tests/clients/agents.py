@@ -30,6 +30,7 @@ from typing import Any
 import httpx
 
 from spark_engine.runtime.offline.embedded import find_checkpoint, is_stale
+from tests.clients import tower_model
 from tests.clients.agent_proxy import (
     ANSWER,
     APIS,
@@ -42,7 +43,7 @@ from tests.clients.agent_proxy import (
     Exchange,
     Proxy,
 )
-from tests.clients.agent_rows import AGENTS, CONTEXT, GIVEN, PICTURE, Agent, filled, text_of
+from tests.clients.agent_rows import AGENTS, ASKED, CONTEXT, GIVEN, PICTURE, Agent, filled
 from tests.clients.run import HERE, OFFLINE, VENVS, served, write_part
 from tests.repository import ROOT
 
@@ -152,14 +153,12 @@ def install() -> None:
 
 
 def build() -> Path:
-    """The engine of the embedded model for CONTEXT tokens: its config.json allows fewer."""
-    source, checkpoint = find_checkpoint(), FOLDER / "checkpoint"
-    if is_stale(ENGINE, source):
+    """The engine of the embedded model, with a tower, for CONTEXT tokens: its config.json allows
+    fewer."""
+    checkpoint = FOLDER / "checkpoint"
+    if is_stale(ENGINE, find_checkpoint()):
         shutil.rmtree(checkpoint, ignore_errors=True)
-        shutil.copytree(source, checkpoint)
-        config = json.loads((checkpoint / "config.json").read_text())
-        config["max_position_embeddings"] = CONTEXT
-        (checkpoint / "config.json").write_text(json.dumps(config))
+        tower_model.write(checkpoint, max_position_embeddings=CONTEXT)
         command = [sys.executable, "-P", "-m", "spark_engine.builder.cli", checkpoint, "-o", ENGINE]
         command += ["--max-context", str(CONTEXT), *_BUILD]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -188,7 +187,7 @@ def run(agent: Agent, server: str, folder: Path) -> Run:
     (project / PICTURE).write_bytes(picture())
     subprocess.run(["git", "init", "-q", project], check=True)
     model = httpx.get(f"{server}/v1/models").json()["data"][0]["id"]
-    names = {"model": model, "home": home, "project": project, "modules": MODULES}
+    names = {"model": model, "home": home, "project": project, "modules": MODULES, "asked": ASKED}
     words = {key: str(value) for key, value in names.items()}
     calls = {SHELL: agent.shell, IMAGE: agent.image}
     forced = {step: Call(c.tool, filled(c.arguments, words)) for step, c in calls.items()}
@@ -198,7 +197,7 @@ def run(agent: Agent, server: str, folder: Path) -> Run:
         words["url"] = url
         for path, content in agent.files.items():
             (home / path).parent.mkdir(parents=True, exist_ok=True)
-            (home / path).write_text(filled(text_of(content), words))
+            (home / path).write_text(filled(content, words))
         env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", **OFFLINE}
         env |= {"HOME": str(home), "SPARK_API_KEY": "any", **filled(agent.env, words)}
         process = subprocess.Popen(

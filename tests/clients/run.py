@@ -1,4 +1,5 @@
-"""Tries every client against the served embedded model, and writes docs/use/clients.md.
+"""Tries every client against the embedded model with a vision tower, and writes
+docs/use/clients.md.
 
     python -m tests.clients.run [--url URL] [NAME ...]
 
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.clients.tower_model import engine
 from tests.repository import ROOT
 
 HERE = ROOT / "tests" / "clients"
@@ -166,7 +168,7 @@ def main() -> int:
     pythons = {name: install(name, packages[name]) for name in names}
     found: dict[str, Verdicts] = {}
     with contextlib.ExitStack() as stack:
-        url = given.url or stack.enter_context(served())
+        url = given.url or stack.enter_context(served(str(engine(VENVS / "tower"))))
         home = stack.enter_context(tempfile.TemporaryDirectory(prefix="clients-"))
         for name, python in pythons.items():
             begin = time.monotonic()

@@ -1,10 +1,12 @@
 """The config files of nvidia/Qwen3.6-27B-NVFP4 and -35B-A3B-NVFP4, generated from their rules.
 
-`pair(model)` gives (config.json, hf_quant_config.json). `folder()` is the folder of the published
-ones; where it exists, a test compares the generated ones with them. `large(model)` gives those of
-nvidia/Qwen3.5-122B-A10B-NVFP4 and -397B-A17B-NVFP4: W4A4 experts, all else plain by wildcards.
+Sizes are in nvidia_configs.json. `pair(model)` gives (config.json, hf_quant_config.json).
+`folder()` is the folder of the published ones; where it exists, a test compares the generated ones
+with them. `large(model)` gives those of nvidia/Qwen3.5-122B-A10B-NVFP4 and -397B-A17B-NVFP4: W4A4
+experts, all else plain by wildcards.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,108 +16,14 @@ from tests.repository import ROOT
 
 Json = dict[str, Any]
 MODELS = ("27B", "35B-A3B")
-_VISION: Json = {
-    "deepstack_visual_indexes": [],
-    "depth": 27,
-    "dtype": "bfloat16",
-    "hidden_act": "gelu_pytorch_tanh",
-    "hidden_size": 1152,
-    "in_channels": 3,
-    "initializer_range": 0.02,
-    "intermediate_size": 4304,
-    "num_heads": 16,
-    "num_position_embeddings": 2304,
-    "patch_size": 16,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-}
-_TEXT: Json = {
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "attn_output_gate": True,
-    "bos_token_id": 248044,
-    "dtype": "bfloat16",
-    "eos_token_id": 248044,
-    "full_attention_interval": 4,
-    "head_dim": 256,
-    "hidden_act": "silu",
-    "initializer_range": 0.02,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_value_head_dim": 128,
-    "mamba_ssm_dtype": "float32",
-    "max_position_embeddings": 262144,
-    "mtp_num_hidden_layers": 1,
-    "mtp_use_dedicated_embeddings": False,
-    "pad_token_id": None,
-    "partial_rotary_factor": 0.25,
-    "rms_norm_eps": 1e-06,
-    "rope_parameters": {
-        "mrope_interleaved": True,
-        "mrope_section": [11, 11, 10],
-        "partial_rotary_factor": 0.25,
-        "rope_theta": 10000000,
-        "rope_type": "default",
-    },
-    "tie_word_embeddings": False,
-    "use_cache": True,
-    "vocab_size": 248320,
-}
-_TOP: Json = {
-    "dtype": "bfloat16",
-    "image_token_id": 248056,
-    "tie_word_embeddings": False,
-    "video_token_id": 248057,
-    "vision_end_token_id": 248054,
-    "vision_start_token_id": 248053,
-}
-_DENSE: Json = {
-    "hidden_size": 5120,
-    "intermediate_size": 17408,
-    "linear_num_value_heads": 48,
-    "model_type": "qwen3_5_text",
-    "num_attention_heads": 24,
-    "num_hidden_layers": 64,
-    "num_key_value_heads": 4,
-    "output_gate_type": "swish",
-}
-_MOE: Json = {
-    "hidden_size": 2048,
-    "linear_num_value_heads": 32,
-    "model_type": "qwen3_5_moe_text",
-    "moe_intermediate_size": 512,
-    "num_attention_heads": 16,
-    "num_experts": 256,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 40,
-    "num_key_value_heads": 2,
-    "output_router_logits": False,
-    "router_aux_loss_coef": 0.001,
-    "shared_expert_intermediate_size": 512,
-}
-
-_LARGE: Json = {
-    "intermediate_size": 1024,
-    "linear_num_value_heads": 64,
-    "moe_intermediate_size": 1024,
-    "num_attention_heads": 32,
-    "shared_expert_intermediate_size": 1024,
-}
-LARGE: dict[str, Json] = {
-    "122B-A10B": {"hidden_size": 3072, "num_hidden_layers": 48},
-    "397B-A17B": {
-        "hidden_size": 4096,
-        "num_hidden_layers": 60,
-        "num_experts": 512,
-        "num_experts_per_tok": 10,
-    },
-}
+_PARTS: Json = json.loads(Path(__file__).with_suffix(".json").read_text())
+_VISION, _TEXT, _TOP, _MOE = (_PARTS[name] for name in ("vision", "text", "top", "35B-A3B"))
+LARGE = ("122B-A10B", "397B-A17B")
 
 
 def large(model: str) -> tuple[Json, Json]:
     """(config.json, hf_quant_config.json) of "122B-A10B" or "397B-A17B"."""
-    text = _TEXT | _MOE | _LARGE | LARGE[model]
+    text = _TEXT | _MOE | _PARTS["large"] | _PARTS[model]
     layers = text["num_hidden_layers"]
     text["layer_types"] = (["linear_attention"] * 3 + ["full_attention"]) * (layers // 4)
     config = _TOP | {"model_type": "qwen3_5_moe", "text_config": text}
@@ -131,7 +39,7 @@ def large(model: str) -> tuple[Json, Json]:
 def pair(model: str) -> tuple[Json, Json]:
     """(config.json, hf_quant_config.json) of "27B" or "35B-A3B"."""
     moe = model != "27B"
-    text = _TEXT | (_MOE if moe else _DENSE)
+    text = _TEXT | _PARTS[model]
     layers = text["num_hidden_layers"]
     text["layer_types"] = (["linear_attention"] * 3 + ["full_attention"]) * (layers // 4)
     kind = text["model_type"].removesuffix("_text")

@@ -4,7 +4,6 @@ served, and how many of its drafts an engine keeps.
 
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,9 @@ from spark_engine.runtime.engine.engine import Engine
 from spark_engine.runtime.engine.load import load
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from tests.repository import ROOT
-
-sys.path.append(str(ROOT))  # training is not installed
-
-from training import quantize  # noqa: E402
-from training.shape import DRAFT_PREFIX, TINY, head_tensors, stored_tensors  # noqa: E402
-from training.storyteller import tell  # noqa: E402
+from training import quantize
+from training.shape import DRAFT_PREFIX, TINY, head_tensors, stored_tensors
+from training.storyteller import tell
 
 CHECKPOINT = ROOT / "models" / "tiny" / "checkpoint"
 

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.published import config_of
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.errors import CheckpointError
@@ -27,11 +27,6 @@ from spark_engine.tensors import DType
 from tests.checkpoint_files import write_shards
 from tests.models import next_configs, next_files
 from tests.models.test_synthetic import drawn_of
-from tests.repository import ROOT
-
-sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
-
-from benchmarks.published import config_of  # noqa: E402
 
 BF16 = Precision(DType.BF16, DType.BF16, DType.F32)
 VOCAB = 512

@@ -1,13 +1,13 @@
 """Drawn checkpoints: the published tensors, sane values, and equal to what is written of them."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.published import folder_of
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.engine_file import open_folder
@@ -24,11 +24,6 @@ from spark_engine.tensors import DType
 from tests import checkpoints
 from tests.checkpoint_files import INT4, write_configs
 from tests.models import nvidia_configs
-from tests.repository import ROOT
-
-sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
-
-from benchmarks.published import folder_of  # noqa: E402
 
 CONFIGS = {  # published files, and what describes them in fewer words
     "qwen36-27b": nvidia_configs.pair("27B"),

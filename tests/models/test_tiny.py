@@ -3,7 +3,6 @@
 import itertools
 import json
 import random
-import sys
 from typing import Any
 
 import jinja2
@@ -14,15 +13,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.repository import ROOT
-
-sys.path.append(str(ROOT))  # training is not installed
-
-from training import quantize  # noqa: E402
-from training.chatgen import Chat, Exchange, chat, draw_sum, is_held_out, think_sum  # noqa: E402
-from training.corpus import UNTRAINED, encode, pack, render  # noqa: E402
-from training.grammar import Scene, expand, phrasings  # noqa: E402
-from training.shape import TINY, head_tensors, module_table, stored_tensors  # noqa: E402
-from training.storyteller import PLOTS, set_scene, tell  # noqa: E402
+from training import quantize
+from training.chatgen import Chat, Exchange, chat, draw_sum, is_held_out, think_sum
+from training.corpus import UNTRAINED, encode, pack, render
+from training.grammar import Scene, expand, phrasings
+from training.shape import TINY, head_tensors, module_table, stored_tensors
+from training.storyteller import PLOTS, set_scene, tell
 
 FOLDER = ROOT / "models" / "tiny"
 CHECKPOINT = FOLDER / "checkpoint"

@@ -114,13 +114,11 @@ def truth(folder: Path, info: VisionInfo, images: list[Image]) -> list[Floats]:
     tower.load_state_dict({n: torch.tensor(read(prefix + n)) for n in names})
     values, grids = [], []
     for one in images:
-        high, wide = 2 * one.rows, 2 * one.columns
-        x = np.frombuffer(one.pixels, np.uint8).reshape(16 * high, 16 * wide, 3).astype(np.float32)
-        x = ((x / 255 - np.float32(info.mean)) / np.float32(info.std)).transpose(2, 0, 1)
-        x = np.stack([x, x])  # the frame twice, as transformers' image processor
-        x = x.reshape(1, 2, 3, one.rows, 2, 16, one.columns, 2, 16)
-        values.append(x.transpose(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(high * wide, -1))
-        grids.append([1, high, wide])
+        x = np.frombuffer(one.pixels, np.uint8).reshape(4 * one.tokens, 3, -1).astype(np.float32)
+        x = (x / 255 - np.float32(info.mean)[:, None]) / np.float32(info.std)[:, None]
+        # the frame twice, as transformers' image processor
+        values.append(np.stack([x, x], 2).reshape(len(x), -1))
+        grids.append([1, 2 * one.rows, 2 * one.columns])
     with torch.no_grad():
         out = tower(torch.tensor(np.concatenate(values)), torch.tensor(grids)).pooler_output
     ends = np.cumsum([one.tokens for one in images])[:-1]

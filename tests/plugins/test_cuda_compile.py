@@ -5,7 +5,6 @@ The op's cases are many sizes of few forms; covering_cases.py chooses which are 
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache as once
@@ -24,7 +23,6 @@ from spark_engine.plugins import registry  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
 from tests.plugins.covering_cases import covering, forms, tactic_of  # noqa: E402
-from tests.repository import ROOT  # noqa: E402
 
 WORKERS = 2
 OPS = [op for op in registry.OPS if op.cuda.tactics]
@@ -262,7 +260,6 @@ def test_a_launch_has_the_shared_memory_that_its_kernel_declares(tmp_path: Path)
 
 def test_machine_code_is_compared_by_kernel(tmp_path: Path) -> None:
     """benchmarks/cubins.py: comments and the order of kernels do not count, code and folders do."""
-    sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
     from benchmarks import cubins
 
     one = 'extern "C" __global__ void one(float* p) { *p += V; }\n'

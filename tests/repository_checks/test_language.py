@@ -127,12 +127,15 @@ READERS: dict[str, Callable[[str], Iterator[Block]]] = {
     ".html": lambda text: _matched(_STARS, text),
     ".toml": lambda text: _joined(_matched(_HASH, text)),
     ".sh": _whole,
+    ".json": _whole,
     ".md": _page,
     "": _whole,  # Makefile
 }
+# Tables of messages are the only JSON with prose of ours.
+PROSE = ("Makefile", *(f"*/{name}.json" for name in ("*_options", "*_fields", "*_paths")))
 SOURCES = [
     path
-    for path in files(*(f"*{suffix}" for suffix in READERS if suffix), "Makefile")
+    for path in files(*(f"*{suffix}" for suffix in READERS if suffix not in ("", ".json")), *PROSE)
     if path != Path("tests/repository_checks/test_language.py")
 ]
 

@@ -17,7 +17,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.soak.attacks import bodies, connections, faults, front, grammars, starts, stored
+from tests.clients import tower_model
+from tests.clients.run import VENVS
+from tests.soak.attacks import (
+    bodies,
+    connections,
+    faults,
+    front,
+    grammars,
+    images,
+    starts,
+    stored,
+)
 from tests.soak.attacks.attack import READ_S, TEXT, Attack, Attacker
 from tests.soak.attacks.processes import FRONT, How, Server, server
 from tests.soak.attacks.trial import HEAD, KEPT_MB, Row, kept, trial
@@ -69,6 +80,12 @@ def encrypted(stack: ExitStack, folder: Path, shell: str = "") -> Server:
     return stack.enter_context(server(folder, How((*READ, *options), tls=True, shell=shell)))
 
 
+def seeing(stack: ExitStack, folder: Path) -> Server:
+    """One with an engine that reads images."""
+    how = How((*READ, str(tower_model.engine(VENVS / "tower"))))
+    return stack.enter_context(server(folder, how))
+
+
 def broken(stack: ExitStack, folder: Path) -> Server:
     """One with dumps on a file system of 1 MiB, or in files of 1 MiB at most."""
     folder.mkdir()
@@ -88,6 +105,7 @@ def copied(stack: ExitStack, folder: Path) -> Server:
 
 GROUPS: tuple[tuple[Opened, tuple[Attack, ...]], ...] = (
     (plain, (*bodies.ATTACKS, *grammars.ATTACKS, *connections.ATTACKS)),
+    (seeing, images.ATTACKS),
     (few, connections.FEW),
     (locked, stored.ATTACKS),
     (fronted, front.ATTACKS),

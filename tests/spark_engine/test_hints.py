@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from spark_engine import hints
 from spark_engine.builder.cli import main as build
-from spark_engine.foreign_options import FOREIGN
+from spark_engine.hints import FOREIGN
 from spark_engine.runtime.cli.spark_run import main as run
 from tests.repository import PACKAGES, ROOT, files
 

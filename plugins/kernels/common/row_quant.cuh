@@ -19,6 +19,11 @@
       u8* __restrict__ s3
 #define QUANT_ARGS kept, q0, s0, q1, s1, q2, s2, q3, s3
 
+DEVICE void load_weight(const float* weight, int column, float (&w)[8]) {
+  float4 a = *(const float4*)(weight + column), b = *(const float4*)(weight + column + 4);
+  w[0] = a.x, w[1] = a.y, w[2] = a.z, w[3] = a.w, w[4] = b.x, w[5] = b.y, w[6] = b.z, w[7] = b.w;
+}
+
 template <int LANES>
 DEVICE float lanes_max(float x) {
 #pragma unroll

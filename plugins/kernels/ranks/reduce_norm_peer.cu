@@ -13,11 +13,6 @@
 #include "ranks/peers.cuh"
 #include "ranks/pushed.cuh"
 
-DEVICE void load_weight(const float* weight, int column, float (&w)[8]) {
-  float4 a = *(const float4*)(weight + column), b = *(const float4*)(weight + column + 4);
-  w[0] = a.x, w[1] = a.y, w[2] = a.z, w[3] = a.w, w[4] = b.x, w[5] = b.y, w[6] = b.z, w[7] = b.w;
-}
-
 #define COLUMN(v) ((v * THREADS + threadIdx.x) * 8)
 
 // y + residual, both rounded to bf16; adds the squares to `squares`. Returns the bf16 bits.

@@ -9,11 +9,6 @@
 // Macros besides those of row_quant.cuh: THREADS, VECS, EPS, ADD (1: with residual and sum).
 #include "common/row_quant.cuh"
 
-DEVICE void load_weight(const float* weight, int column, float (&w)[8]) {
-  float4 a = *(const float4*)(weight + column), b = *(const float4*)(weight + column + 4);
-  w[0] = a.x, w[1] = a.y, w[2] = a.z, w[3] = a.w, w[4] = b.x, w[5] = b.y, w[6] = b.z, w[7] = b.w;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS)
     norm_quant(const u16* x, const float* weight, const u16* residual, const float* scales,
                uint4* __restrict__ sum, QUANT_OUTPUTS) {

@@ -4,18 +4,26 @@ k is RMS-normalised per head (the weight holds the +1) and rotated; v is unchang
 with the bits that `paged_attention` stores.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from spark_engine.op import Attrs, Op
+from spark_engine.kernel import Plan
+from spark_engine.op import Attr, Attrs, Case, Op
 from spark_engine.operand import Operand, Role
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.kernels.attention import append_kv_kernels
-from spark_engine.plugins.launch import serve
+from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
+    PAGES,
+    pages_macros,
+    refuse_pages,
+    rope_macros,
+    sizes,
+    token_bytes,
+)
+from spark_engine.plugins.launch import Candidate, Kernel, Node, serve
 from spark_engine.plugins.ops.attention import paged_attention
-from spark_engine.plugins.ops.attention.append_kv_cases import CASES
+from spark_engine.plugins.ops.attention import paged_attention_cases as attention
 from spark_engine.plugins.ops.attention.paged_attention_nodes import (
     DIMS,
     LEGAL,
@@ -73,6 +81,78 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function(NAME, OP.inputs, OP.outputs)
 
 
+@dataclass(frozen=True)
+class Launch:
+    """Rows of an attention, with keys and values only."""
+
+    attention: attention.Launch
+
+    @property
+    def attrs(self) -> dict[str, Attr]:
+        return {k: v for k, v in self.attention.attrs.items() if k != "heads"}
+
+    def inputs(self, rng: np.random.Generator) -> tuple[Array, ...]:
+        kv, _, *rest = replace(self.attention, heads=0).inputs(rng)
+        return (kv, *rest)
+
+    def ignore(self, outputs: tuple[Array, ...]) -> None:
+        for pages in outputs:
+            pages[-1] = 0
+
+
+def _case(label: str, launch: attention.Launch, rtol: float = 1e-5, atol: float = 2e-6) -> Case:
+    made = Launch(launch)
+    return Case(label, made.attrs, made.inputs, rtol, atol, label.startswith("served"), made.ignore)
+
+
+_ONE = attention.Launch(1, (3, -1, 0, 2), (62, 1 << 30, 0, 63), (1, 0, 1, 1))
+_ROUND = attention.Launch(4, *attention.ROUNDS[4])
+_TILES = attention.Launch(
+    64, (3, 3, 3, -1, 1, 5), (0, 64, 128, 1 << 30, 0, 131), (64, 64, 2, 0, 1, 64)
+)
+_F8, _B16 = DType.F8E4M3, DType.BF16
+
+CASES = (
+    _case("served sizes, round", replace(_ROUND, kv_heads=4, dim=256, half=32)),
+    _case("served sizes, tiles", replace(_TILES, kv_heads=2, dim=256, half=32)),
+    _case("one token", _ONE),
+    *(
+        _case(f"round of {n}", attention.Launch(n, *rows, kv_heads=2))
+        for n, rows in attention.ROUNDS.items()
+    ),
+    _case("small pages", replace(_ROUND, page=16)),
+    _case("fp8 pages", replace(_ROUND, kv_heads=3, kv=_F8)),
+    _case("fp8 pages, tiles", replace(_TILES, dim=64, half=8, kv=_F8)),
+    _case("bf16 pages", replace(_ROUND, dim=128, half=16, kv=_B16), 1e-2),
+    _case("bf16", replace(_ROUND, kv=_B16, dtype=_B16), 1e-2, 1e-2),
+    _case("tiles, whole head turns", replace(_TILES, half=16)),
+)
+
+WARPS = 8  # of a block, at most; a warp has a head of keys or values at a time
+KERNEL = Kernel("append_kv", f"kv k_norm inv_freq rope_offsets kv_scale {PAGES} longest")
+
+
+def _refuse(node: Node) -> str | None:
+    """Why no kernel over pages takes the node, or None."""
+    return refuse_pages(node, "kv")
+
+
+def _plan(node: Node) -> Plan:
+    """A block a token; its warps take the heads of keys and of values in turn."""
+    s = sizes(node)
+    warps = min(WARPS, 2 * s.kv_heads)
+    macros = {**pages_macros(node, 0), **rope_macros(node), "TOKENS": s.tile, "WARPS": warps}
+    grid = node.dim("rows") * s.tile
+    return node.plan(KERNEL.launch(node, grid, 32 * warps, macros, longest=node.dim("MP")))
+
+
+def _cost(node: Node) -> float:
+    """Seconds: a short launch, and the bytes that it reads and writes."""
+    s = sizes(node)
+    token = 2 * s.kv_heads * (2 * s.dim + token_bytes(s))
+    return 4e-6 + node.dim("rows") * s.tile * token / (0.5 * node.target.bandwidth)
+
+
 OP = serve(
     Op(
         name=NAME,
@@ -89,5 +169,5 @@ OP = serve(
         body=body,
         cases=CASES,
     ),
-    append_kv_kernels.CANDIDATES,
+    (Candidate("tokens", "attention/append_kv_fma.cu", _plan, _cost, _refuse),),
 )

@@ -9,7 +9,7 @@ import numpy as np
 
 from spark_engine.named import Named
 from spark_engine.op import Attrs, Case, Op
-from spark_engine.operand import Operand, Result, Role, TimedLaunch
+from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import over
@@ -22,14 +22,10 @@ MOST_IDS = 1 << 24  # ids are exact in f32 up to this
 NO_ID = 1 << 30
 
 
-def _zero(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
-    return np.zeros(dims, np.int32)
-
-
 OPERANDS = (
     operands.x("f32[rows,V/ranks]", name="logits"),
     *operands.ROWS,
-    Operand("first", Role.WEIGHT, "i32[1]", fill=_zero),
+    Operand("first", Role.WEIGHT, "i32[1]", fill=operands.constant(0)),
 )
 
 

@@ -7,6 +7,7 @@ vocabulary reads row 0. The rounding is that of embed and two rms_norms.
 
 import numpy as np
 
+from spark_engine.kernel import Plan
 from spark_engine.named import Named
 from spark_engine.op import Attrs, Case, Inputs, Op, rtol_of
 from spark_engine.operand import Operand, Result, Role, TimedLaunch
@@ -14,8 +15,8 @@ from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.fragments import rms_norm, widen
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import LEGAL, activation
-from spark_engine.plugins.kernels.drafts import mtp_input_kernels
-from spark_engine.plugins.launch import serve
+from spark_engine.plugins.kernels.common import row_quant as rq
+from spark_engine.plugins.launch import Candidate, Kernel, Node, serve
 from spark_engine.plugins.ops.norm.rms_norm import normalise
 from spark_engine.plugins.ops.rowwise.embed import embedded, in_images
 from spark_engine.tensors import Array, DType, TensorSpec
@@ -121,6 +122,34 @@ CASES = (
     _case(20, 128, DType.BF16, DType.BF16, images=True),
 )
 
+MOST_THREADS = 512
+VECTORS = 4  # most 16-byte loads of a thread
+KERNEL = Kernel("mtp_input", "ids hidden weight norm_e norm_h image_rows? y")
+
+
+def _refuse(node: Node) -> str | None:
+    h = node.dim("H")
+    if h > rq.VECTOR * VECTORS * MOST_THREADS:
+        return f"rows of {h} columns; up to {rq.VECTOR * VECTORS * MOST_THREADS} fit a block"
+    tables = [node[name] for name in ("hidden", "weight", "image_rows") if name in node]
+    return rq.refuse_rows(tables, h)
+
+
+def _plan(node: Node) -> Plan:
+    tokens, h, vocab = node.shape("tokens", "H", "V")
+    vectors = h // rq.VECTOR
+    per = next(n for n in range(1, VECTORS + 1) if vectors <= n * MOST_THREADS)
+    threads = rq.whole_warps(-(-vectors // per))
+    macros = {"H": h, "VOCAB": vocab, "THREADS": threads, "VECS": per, "EPS": node.real("eps")}
+    macros |= {"IMAGES": node.dim("I")} if "image_rows" in node else {}
+    return node.plan(KERNEL.launch(node, (2, tokens), threads, macros))
+
+
+def _cost(node: Node) -> float:
+    read = node["ids"], node["hidden"]
+    return rq.seconds(read, node["hidden"].nbytes * 3, node.target)
+
+
 OP = serve(
     Op(
         name="mtp_input",
@@ -133,5 +162,5 @@ OP = serve(
         body=body,
         cases=CASES,
     ),
-    mtp_input_kernels.CANDIDATES,
+    (Candidate("halves", "drafts/mtp_input_fma.cu", _plan, _cost, _refuse),),
 )

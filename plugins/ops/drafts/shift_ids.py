@@ -7,7 +7,7 @@ that is −1 the token `sampled` there by this launch. Missing tokens have id 0.
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
-from spark_engine.operand import Operand, Result, Role, TimedLaunch
+from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import over
@@ -17,14 +17,9 @@ from spark_engine.plugins.ops.drafts import round_operands as rounds
 from spark_engine.plugins.ops.drafts.round_operands import WILD, Round
 from spark_engine.tensors import Array, TensorSpec
 
-
-def _sampled(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
-    return np.full(dims, -1, np.int32)
-
-
 OPERANDS = (
     operands.TOKEN_IDS,
-    Operand("next_ids", Role.STEP, "i32[rows]", fill=_sampled),
+    Operand("next_ids", Role.STEP, "i32[rows]", fill=operands.constant(-1)),
     operands.x("i32[rows]", name="sampled"),
     operands.COUNTS,
 )

@@ -2,14 +2,15 @@
 
 import numpy as np
 
+from spark_engine.kernel import Plan
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.operand import Result
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.formats import format_fragments as ff
-from spark_engine.plugins.kernels.moe import shared_gate_kernels
-from spark_engine.plugins.launch import serve
+from spark_engine.plugins.kernels.common import row_quant as rq
+from spark_engine.plugins.launch import Candidate, Kernel, Node, serve
 from spark_engine.tensors import Array, DType, TensorSpec
 
 
@@ -44,6 +45,34 @@ CASES = (
     _case(3, 64, DType.BF16, DType.BF16),
 )
 
+MOST_THREADS, MOST_VECTORS = 512, 4
+KERNEL = Kernel("shared_gate", "routed shared x w y")
+
+
+def _refuse(node: Node) -> str | None:
+    k, w = node.dim("H"), node["w"]
+    most = MOST_THREADS * MOST_VECTORS * rq.VECTOR
+    if k > most:
+        return f"a row of {k} does not fit the registers of a block; at most {most} do"
+    if w.dtype not in (DType.BF16, DType.F32):
+        return f"w is {w.dtype}; bf16 and f32 are read"
+    return rq.refuse_rows([node[name] for name in ("routed", "shared", "x")], k)
+
+
+def _plan(node: Node) -> Plan:
+    rows, k = node.shape("tokens", "H")
+    vectors = -(-k // rq.VECTOR)
+    each = -(-vectors // MOST_THREADS)
+    threads = rq.whole_warps(-(-vectors // each))
+    single = node["w"].dtype is DType.F32
+    macros = {"THREADS": threads, "VECS": each, "K": k, "W_F32": single}
+    return node.plan(KERNEL.launch(node, rows, threads, macros))
+
+
+def _cost(node: Node) -> float:
+    return rq.seconds(node.specs, node["routed"].nbytes, node.target)
+
+
 OP = serve(
     Op(
         name="shared_gate",
@@ -59,5 +88,5 @@ OP = serve(
         body=body,
         cases=CASES,
     ),
-    shared_gate_kernels.CANDIDATES,
+    (Candidate("row", "moe/shared_gate_fma.cu", _plan, _cost, _refuse),),
 )

@@ -9,6 +9,8 @@ The body rewrites whole rows, one for each sequence, so one scatter writes the s
 
 import numpy as np
 
+from spark_engine.interface import PREFILL_TILE
+from spark_engine.kernel import Plan
 from spark_engine.op import Attrs, Case, Inputs, Op
 from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import operands
@@ -20,8 +22,8 @@ from spark_engine.plugins.common.sequence_tiles import (
     read_rows,
     valid_tokens,
 )
-from spark_engine.plugins.kernels.sampling import mark_tokens_kernels
-from spark_engine.plugins.launch import serve
+from spark_engine.plugins.kernels.common import row_quant as rq
+from spark_engine.plugins.launch import Candidate, Kernel, Node, serve
 from spark_engine.plugins.ops.rowwise.embed import resolved_ids, tile_of
 from spark_engine.tensors import Array, TensorSpec
 
@@ -162,6 +164,22 @@ CASES = (
     _case("prompt and generated", 64, (3, 3, 4), (10, 74, 90), (64, 64, 30)),
 )
 
+BLOCK = 256
+DECODE_PARTS, PREFILL_PARTS = 4, 64
+MARK = Kernel("mark", "token_counts_out token_ids last_tokens slots starts counts prompt_lens rows")
+
+
+def _plan(node: Node) -> Plan:
+    vocab, rows, tile = node.dim("V"), node.dim("rows"), node.number("tile")
+    parts = PREFILL_PARTS if tile == PREFILL_TILE else DECODE_PARTS
+    macros = {"VOCAB": vocab, "TILE": tile, "THREADS": BLOCK, "PARTS": parts}
+    return node.plan(MARK.launch(node, (parts, rows), BLOCK, macros, rows=rows))
+
+
+def _cost(node: Node) -> float:
+    return rq.LAUNCH_SECONDS
+
+
 OP = serve(
     Op(
         name="mark_tokens",
@@ -172,5 +190,5 @@ OP = serve(
         body=body,
         cases=CASES,
     ),
-    mark_tokens_kernels.CANDIDATES,
+    (Candidate("pieces", "sampling/mark_tokens_atomic.cu", _plan, _cost),),
 )

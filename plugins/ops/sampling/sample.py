@@ -60,18 +60,6 @@ def _greedy(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator
     return row
 
 
-def _unused(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
-    return np.full(dims, -1, np.int32)
-
-
-def _emit(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
-    return np.ones(dims, np.int32)
-
-
-def _nothing(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
-    return np.zeros(dims, np.int32)
-
-
 ONE, ALL = When("drafts", (0,)), When("drafts")  # a row's last token samples, or all its tokens do
 OPERANDS = (
     replace(operands.x("f32[rows,V/ranks]", name="logits"), when=ONE),
@@ -79,15 +67,15 @@ OPERANDS = (
     Operand("token_counts", Role.STATE, "i32[S+1,V]"),
     Operand("sampling_f", Role.TABLE, "f32[S+1,8]", fill=_greedy),
     Operand("sampling_i", Role.TABLE, "i32[S+1,4]"),
-    Operand("bias_ids", Role.TABLE, "i32[S+1,NB]", fill=_unused),
+    Operand("bias_ids", Role.TABLE, "i32[S+1,NB]", fill=operands.constant(-1)),
     Operand("bias_values", Role.TABLE, "f32[S+1,NB]"),
     Operand("bias_until", Role.TABLE, "i32[S+1,NB]"),
     Operand("allow", Role.TABLE, "u32[S+1,⌈V/32⌉]"),
     *operands.ROWS,
-    Operand("emit", Role.STEP, "i32[rows]", ONE, fill=_emit),
+    Operand("emit", Role.STEP, "i32[rows]", ONE, fill=operands.constant(1)),
     replace(operands.LAST_TOKENS, when=ONE),
     Operand("ids", Role.ACTIVATION, "i32[tokens]", ALL),
-    Operand("first", Role.WEIGHT, "i32[1]", When("ranks"), fill=_nothing),
+    Operand("first", Role.WEIGHT, "i32[1]", When("ranks"), fill=operands.constant(0)),
 )
 
 

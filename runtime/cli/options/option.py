@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import click
 import msgspec
 
-from spark_engine.foreign_options import explain
+from spark_engine.hints import explain
 
 T = TypeVar("T")
 # bool makes a flag

@@ -136,7 +136,7 @@ class Session:
         self, messages: Sequence[Message], thinking: bool | None = None, chat: bool = True
     ) -> tuple[list[int], tuple[Image, ...]]:
         """The ids and images of a chat, or of its texts alone. Raises RequestError."""
-        messages, images = deepcopy(messages), self._images({})
+        messages, images = deepcopy(messages), self._images({}, ())
         if images is not None:
             images.take(messages, "messages")
         elif any(isinstance(message["content"], list) for message in messages):

@@ -6,13 +6,14 @@ that grows with the position in the context. Knows buckets, times and positions;
 changes a token.
 
 - Prefill runs in every step in which some waits, at least the smallest bucket: it never starves.
+- The tower is launched for one image at a time, and counts as what a step has of prefill.
 - `line` decides which requests' tiles fill a launch; `prefill_split` divides what waits into
   launches.
 """
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from spark_engine.errors import OptionError
@@ -22,6 +23,7 @@ from spark_engine.runtime.engine.policy.prefill_split import PrefillSplit
 from spark_engine.runtime.engine.policy.step_costs import RUN_RANGE, RUN_WEIGHT, StepCosts
 from spark_engine.runtime.engine.sequence import Sequence as Request
 from spark_engine.runtime.executors.memory import BucketKey
+from spark_engine.vision import VISION
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class Pacing:
         self.policy, self._buckets, self._tile, self._costs = policy, buckets, tile, costs
         self._lone: BucketKey = (DECODE, lone)
         self.clock = 0.0
+        self._towers, self._budget = costs.rows(VISION), math.inf  # µs of prefill in this step
         self._held, self._lost = 0, 0.0  # steps of the present wait, and microseconds it has cost
         self._arriving: list[tuple[float, Request]] = []  # unfinished prompts by arrival
         self._arrived: list[tuple[float, int]] = []  # tokens of prefilled prompts by arrival
@@ -135,6 +138,10 @@ class Pacing:
         waiting = sum(-(-(s.prefill_end - s.launched) // self._tile) for s in order)
         key = None if decode is None else decode.key
         most, steps = self._most(order, key, more, since)
+        self._budget = math.inf
+        if decode is not None:
+            within = (self.policy.itl_ms or 0.0) * 1e3 - self._costs.of(decode.key)
+            self._budget = max(self.cost(most, order[0].launched if order else 0), within)
         taken = self._split.first(min(waiting, most))
         if decode is not None and self._held < steps:
             self._held += 1
@@ -145,19 +152,37 @@ class Pacing:
         self._held, self._lost = 0, 0.0
         return taken
 
+    def fits(self, tiles: int, images: Iterable[int]) -> bool:
+        """Whether the step that `tiles` was asked for last has the time for so many tiles and for
+        images of so many rows. False where that is not known and others decode."""
+        if self._budget == math.inf:
+            return True
+        keys = [(VISION, next((n for n in self._towers if n >= rows), 0)) for rows in images]
+        costs = [self.cost(next(b for b in self._buckets if b >= tiles))]
+        costs += map(self._costs.of, keys)
+        return all(costs) and sum(costs) <= self._budget
+
     @property
     def bounded(self) -> bool:
         """True if the policy limits the length of a step with prefill."""
         return self.policy.pace is Pace.LATENCY or self.policy.itl_ms is not None
 
-    def took(self, batches: Sequence[Batch], microseconds: float) -> None:
-        """Measures a step of these batches, from its start or from the end of the one before.
+    def took(
+        self, batches: Sequence[Batch], microseconds: float, towers: Sequence[BucketKey] = ()
+    ) -> None:
+        """Measures a step of these batches, and of the tower's launches before them, from its start
+        or from the end of the one before.
 
         Prefill's part is the rest next to the decode launch, which is timed in steps without
         prefill.
         """
         self.clock += microseconds
         rest = microseconds
+        if towers:
+            costs = [self._costs.of(key) for key in (*towers[1:], *(b.key for b in batches))]
+            if all(costs):
+                self._costs.ran(towers[0], rest - sum(costs))
+            return
         for batch in batches:
             if batch.family == PREFILL:
                 self._prefilled(batch, rest)

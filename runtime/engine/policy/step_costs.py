@@ -19,6 +19,10 @@ class StepCosts:
         self._now = dict(table)
         self.version = 0
 
+    def rows(self, family: str) -> list[int]:
+        """The buckets of a family that have costs, ascending."""
+        return sorted(rows for name, rows in self._table if name == family)
+
     def of(self, bucket: BucketKey) -> float:
         """Current estimate; 0 where the build has none."""
         return self._now.get(bucket, 0.0)

@@ -1,35 +1,17 @@
 """404s of paths that are not served, and the form of an error by API.
 
-Knows the table of routes and the paths of other servers.
+Knows the table of routes, and the paths of other servers: unknown_paths.json.
 """
+
+import json
+from pathlib import Path
 
 from spark_engine.runtime.server.api.answers import Json, anthropic_error
 from spark_engine.runtime.server.http.routes import ROUTES
 from spark_engine.runtime.server.replies.errors import NoSuchPath
 
-_TEXT = "this server reads and writes text"
 # paths of other servers, and why this one does not have them
-ELSEWHERE = {
-    "/v1/embeddings": "this engine generates text and has no embeddings; serve a model of them",
-    "/v1/rerank": "this engine generates text and ranks none; serve a reranking model",
-    "/v1/score": "this engine generates text and scores none; serve a reranking model",
-    "/v1/pooling": "this engine generates text and pools none; serve an embedding model",
-    "/v1/classify": "this engine generates text and classifies none",
-    "/v1/moderations": "this engine generates text and judges none",
-    "/v1/audio": f"{_TEXT}; serve a model of speech",
-    "/v1/images": f"{_TEXT}; serve a model of images",
-    "/v1/videos": f"{_TEXT}; serve a model of videos",
-    "/v1/realtime": f"{_TEXT}, over HTTP alone",
-    "/v1/files": "this server keeps no files; put their text into a message",
-    "/v1/batches": "this server takes requests one by one, as many at a time as you like",
-    "/v1/fine_tuning": "this server trains nothing",
-    "/v1/assistants": "use /v1/responses",
-    "/v1/threads": "use /v1/responses",
-    "/v1/vector_stores": "this server keeps no documents",
-    "/v1/load_lora_adapter": "this engine has no adapters",
-    "/v1/complete": "use /v1/messages",
-    "/api/": "that is another server's API; use /v1/chat/completions",
-}
+ELSEWHERE: dict[str, str] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
 _ALSO = {"/rerank": "/v1/rerank", "/score": "/v1/score", "/pooling": "/v1/pooling"}
 _ALSO |= {"/v2/rerank": "/v1/rerank", "/classify": "/v1/classify", "/embed": "/v1/embeddings"}
 

@@ -4,7 +4,6 @@ Knows the manifest and the open engine's description. A summary: modules are gro
 time of the chosen tactic is included.
 """
 
-from collections import Counter
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
@@ -62,16 +61,9 @@ def _buckets(m: Manifest) -> list[Json]:
 
 def _quantisation(m: Manifest) -> list[Json]:
     """Modules grouped by their name within a layer, and by format."""
-    modules: Counter[tuple[str, str]] = Counter()
-    tensors: Counter[tuple[str, str]] = Counter()
-    for row in m.quantisation:
-        leaf = ".".join(part for part in row.module.split(".") if not part.isdigit())
-        modules[leaf, row.format] += 1
-        tensors[leaf, row.format] += row.tensors
-    return [
-        {"module": leaf, "format": kind, "modules": count, "tensors": tensors[leaf, kind]}
-        for (leaf, kind), count in modules.items()
-    ]
+    names = ("module", "format", "modules", "tensors")
+    rows = m.quantised_kinds.items()
+    return [dict(zip(names, (*kind, *counts), strict=True)) for kind, counts in rows]
 
 
 def _tactic(row: Json) -> Json:

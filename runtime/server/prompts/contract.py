@@ -60,12 +60,23 @@ class Fetched(msgspec.Struct, frozen=True):
     error: str = ""
 
 
+class Seen(msgspec.Struct, frozen=True):
+    """An image that was decoded before. `file`: of the bytes that it was decoded from, and how."""
+
+    file: bytes
+    rows: int
+    columns: int
+    digest: bytes
+
+
 class PromptJob(msgspec.Struct, frozen=True):
-    """One piece of work, in at most `cpu_s` seconds of CPU time. `fetched` are the last blobs."""
+    """One piece of work, in at most `cpu_s` seconds of CPU time. `fetched` are the last blobs;
+    `seen` are images that need not be decoded again."""
 
     kind: JobKind
     cpu_s: float
     fetched: tuple[Fetched, ...] = ()
+    seen: tuple[Seen, ...] = ()
 
 
 class NotFetched(Exception):
@@ -149,7 +160,8 @@ class PreparedPrompt(msgspec.Struct):
     """One prompt; its ids are a blob of i32. `forced` of them are generated first, to be scored.
 
     It has what differs between the prompts of one body: the tokens that fit after it, and the
-    seed of the first choice. The pixels of `images` are further blobs.
+    seed of the first choice. The pixels of `images` are further blobs, empty for those of the job's
+    `seen`; `files` is what each was decoded from.
     """
 
     forced: int
@@ -160,6 +172,7 @@ class PreparedPrompt(msgspec.Struct):
     bounds: Bounds
     echo: str = ""
     images: tuple[Image, ...] = ()
+    files: tuple[bytes, ...] = ()
 
 
 class Prepared(msgspec.Struct, tag=True):

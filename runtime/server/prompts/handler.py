@@ -70,6 +70,7 @@ class Handler:
             count = len(blobs) - len(job.fetched)
             rows = zip(job.fetched, blobs[count:], strict=True)
             self.preparer.fetched = {row.url: row.error or data for row, data in rows}
+            self.preparer.seen = job.seen
             try:
                 return READS[job.kind](self.preparer, blobs[:count])
             except contract.NotFetched as error:

@@ -22,6 +22,8 @@ QUICK_WORKERS, LONG_WORKERS, GRAMMAR_QUICK_WORKERS, GRAMMAR_WORKERS = 2, 2, 1, 2
 LONG_NICE = 10
 STUCK_S = 10.0  # without an end of a job while jobs wait, beyond its limit: unhealthy
 STARTS_S = 15.0  # without a worker that could be started: unhealthy
+MOST_DECODED = 256 << 20  # bytes of decoded images that are kept; more than one request's
+MOST_SEEN = 256  # of them
 KNOWN_FORMS = 16 << 20  # characters of cached grammars
 MOST_WORDS = 2000  # characters of an error
 # Sizes of answers, since the event loop handles them.

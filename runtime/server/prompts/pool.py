@@ -20,6 +20,7 @@ from typing import Any
 from spark_engine.errors import SparkError
 from spark_engine.runtime.server.engine_client.client import Busy
 from spark_engine.runtime.server.prompts import contract, limits
+from spark_engine.runtime.server.prompts.decoded_files import DecodedFiles
 from spark_engine.runtime.server.prompts.fair_queue import FairQueue
 from spark_engine.runtime.server.prompts.processes import Forker, Gone, WorkerProcess, command
 
@@ -113,6 +114,7 @@ class WorkerPool:
         firsts = (self._prompts, self._forms)
         self.lanes = [lane for first in firsts for lane in (first, first.slower) if lane]
         self._setup: contract.Setup | None = None
+        self._decoded = DecodedFiles()
         self._forker: Forker | None = None
         self._starting: asyncio.Task[Forker] | None = None
         self._up = asyncio.Event()
@@ -274,7 +276,9 @@ class WorkerPool:
 
     async def _do(self, lane: Lane, worker: WorkerProcess, task: Task) -> bool:
         """The same for a task that was not cancelled."""
-        job = contract.PromptJob(task.kind, lane.cpu_of(task), task.fetched)
+        known = self._decoded.now() if task.size > limits.SMALL_BODY else {}
+        seen = tuple(seen for seen, _ in known.values())
+        job = contract.PromptJob(task.kind, lane.cpu_of(task), task.fetched, seen)
         header = contract.encode(job)
         asking = asyncio.ensure_future(worker.ask(header, task.blobs))
         try:
@@ -289,7 +293,10 @@ class WorkerPool:
                 self._to_slower_lane(lane, task, limit, late=True)
                 return False
             answer, blobs = asking.result()
-            task.done.set_result((contract.decode_result(answer), blobs))
+            result = contract.decode_result(answer)
+            if isinstance(result, contract.Prepared):
+                blobs = self._decoded.complete(result, blobs, known)
+            task.done.set_result((result, blobs))
             return not worker.has_grown
         except Gone as gone:
             self._after(lane, task, gone.status)

@@ -38,6 +38,7 @@ from spark_engine.runtime.server.prompts.contract import (
     FormName,
     Prepared,
     PreparedPrompt,
+    Seen,
     Setup,
     encode,
 )
@@ -118,6 +119,7 @@ class Preparer:
         be enforced, and EngineError where images cannot be read."""
         self.info, self._setup = setup.info, setup
         self.fetched: Mapping[str, bytes | str] = {}  # images of the body, or errors, by URL
+        self.seen: Sequence[Seen] = ()
         self._images = image_reader(setup.info.vision, setup.chat)
         self.tokenizer = tokenizer = reserve(tokenizer, setup.info.vision)
         self.reader = Forms(template, tokenizer, setup.chat)
@@ -130,7 +132,7 @@ class Preparer:
 
     def images(self) -> "PromptImages | None":
         """For the images of a body; None where none are read."""
-        return self._images(self.fetched)
+        return self._images(self.fetched, self.seen)
 
     def converse(
         self,
@@ -150,7 +152,10 @@ class Preparer:
         asked.shown, asked.thinking, asked.fresh = reading.shown, reading.thinking, reading.fresh
         asked.parallel = chat.parallel_tool_calls is not False
         asked.types = _types(chat)
-        return self.prepared(chat, [ids], [(reading.form, reading.bind)], asked, images=placed)
+        found = self.prepared(chat, [ids], [(reading.form, reading.bind)], asked, images=placed)
+        if images is not None:
+            images.leave_out(found[0].prompts[0], found[1])
+        return found
 
     def read(self, chat: ChatRequest, images: "PromptImages | None" = None) -> Reading:
         """The text of a conversation's prompt, and the constraint. Raises RequestError."""
@@ -217,7 +222,7 @@ class Preparer:
     def forget(self) -> None:
         """Drops the state of a body that was not read to its end."""
         self.reader.take()
-        self.fetched = {}
+        self.fetched, self.seen = {}, ()
 
     def asked(self, body: Body, asked: Asked) -> Asked:
         asked.n, asked.stream = body.n or 1, bool(body.stream)
@@ -327,18 +332,18 @@ def reserve(tokenizer: Tokenizer | None, info: VisionInfo | None) -> Tokenizer |
 
 def image_reader(
     info: VisionInfo | None, options: ChatOptions
-) -> "Callable[[Mapping[str, bytes | str]], PromptImages | None]":
-    """Makes what reads the images of one body, some of them fetched; None where no image is read.
-    Raises EngineError."""
+) -> "Callable[[Mapping[str, bytes | str], Sequence[Seen]], PromptImages | None]":
+    """Makes what reads the images of one body, some of them fetched, some seen before; None where
+    no image is read. Raises EngineError."""
     if info is None or not options.max_images:
-        return lambda _: None
+        return lambda *_: None
     try:
         # imported here: text needs no Pillow, and workers are forked with it
         from spark_engine.runtime.server.prompts.prompt_images import PromptImages
     except ModuleNotFoundError as error:
         words = f"this engine reads images, and {error.name} is not installed"
         raise EngineError(f"{words}: {extra('vision')}, or --max-images 0") from None
-    return lambda fetched: PromptImages(info, options, fetched)
+    return lambda *given: PromptImages(info, options, *given)
 
 
 def check_texts(texts: Sequence[str]) -> None:

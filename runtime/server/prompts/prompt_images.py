@@ -7,6 +7,7 @@ left to become notes (`parts`). Knows no template and no engine.
 
 import base64
 import binascii
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,10 +15,10 @@ from typing import Any
 
 from spark_engine.errors import RequestError
 from spark_engine.runtime.engine.request import MOST_PIXELS
-from spark_engine.runtime.images.decode import MOST_BYTES, decode
+from spark_engine.runtime.images.decode import MOST_BYTES, DecodedImage, decode
 from spark_engine.runtime.images.fetch import MOST_URL
 from spark_engine.runtime.server.api.fields import BadField, short, too_long
-from spark_engine.runtime.server.prompts.contract import NotFetched
+from spark_engine.runtime.server.prompts.contract import NotFetched, PreparedPrompt, Seen
 from spark_engine.runtime.server.prompts.conversation import ChatOptions
 from spark_engine.runtime.server.prompts.tokenising import encode_within
 from spark_engine.runtime.text.image_parts import ImagePart, Marks, find_images
@@ -34,13 +35,18 @@ class PromptImages:
     """The images of one body that are read."""
 
     def __init__(
-        self, info: VisionInfo, options: ChatOptions, fetched: Mapping[str, bytes | str]
-    ) -> None:
-        """`fetched`: images, or why there is none, by their URLs."""
+        self, info: VisionInfo, options: ChatOptions, fetched: Mapping[str, bytes | str],
+        seen: Sequence[Seen] = (),
+    ) -> None:  # fmt: skip
+        """`fetched`: images, or why there is none, by their URLs. `seen`: images that another
+        process has; their pixels are 0 here, and are left out."""
         self.marks: Marks | None = None  # of the images that are read, if there are any
         self._info, self._options, self._fetched = info, options, fetched
         self._images: list[Image] = []  # by the numbers of their marks; where they start is unknown
         self._left = MOST_PIXELS
+        self._seen = {one.file: one for one in seen}
+        self._decoded: dict[bytes, DecodedImage] = {}  # by what they were decoded from
+        self._files: dict[bytes, bytes] = {}  # of each digest what it was decoded from
 
     def take(self, messages: Sequence[Mapping[str, Any]], field: str, shift: int = 0) -> None:
         """Reads the images of messages or items and replaces them by marks; `field[i + shift]` is
@@ -109,8 +115,7 @@ class PromptImages:
             detail = one.detail()
             if not isinstance(detail, str | None):
                 raise RequestError(f"detail is {short(detail)}; it must be auto, low or high")
-            options = self._options.max_image_pixels, detail or "auto"
-            found = decode(data, self._info, *options)
+            found = self._image(data, self._options.max_image_pixels, detail or "auto")
         except RequestError as error:
             raise BadField(f"{place}: {error}", place) from None
         self._left -= len(found.pixels)
@@ -118,6 +123,27 @@ class PromptImages:
             words = f"the images of the request are over {MOST_PIXELS >> 20} MiB of pixels together"
             raise BadField(f"{place}: {words}: send fewer or smaller ones", place)
         return Image(0, found.rows, found.columns, found.pixels, found.digest)
+
+    def _image(self, data: bytes, most: int | None, detail: str) -> DecodedImage:
+        """The image of a file, which is decoded once. Raises RequestError."""
+        name = hashlib.blake2b(f"{most} {detail} ".encode(errors="replace"), digest_size=32)
+        name.update(data)
+        file, known = name.digest(), self._decoded
+        if file not in known and (one := self._seen.get(file)) is not None:
+            blank = bytes(3 * one.rows * one.columns * self._info.unit**2)
+            known[file] = DecodedImage(one.rows, one.columns, blank, one.digest)
+        elif file not in known:
+            known[file] = decode(data, self._info, most, detail)
+        # of files with the same pixels the first
+        return known[self._files.setdefault(known[file].digest, file)]
+
+    def leave_out(self, row: PreparedPrompt, blobs: list[bytes]) -> None:
+        """Notes in a row what its images were decoded from, and empties the blobs, the last ones,
+        of those that were seen."""
+        row.files = tuple(self._files[image.digest] for image in row.images)
+        for at, file in enumerate(reversed(row.files), 1):
+            if file in self._seen:
+                blobs[-at] = b""
 
     def _data(self, value: Any, plain: bool, place: str) -> bytes:
         """The encoded image of a URL, or of base64 alone (`plain`). Raises RequestError."""

@@ -15,10 +15,8 @@ import pytest
 from tests.repository import ROOT
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
-sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
-
-from benchmarks.rehearsal import __main__ as rehearsal  # noqa: E402
-from benchmarks.rehearsal import (  # noqa: E402
+from benchmarks.rehearsal import __main__ as rehearsal
+from benchmarks.rehearsal import (
     check,
     cut_models,
     layers,
@@ -27,16 +25,16 @@ from benchmarks.rehearsal import (  # noqa: E402
     skip_done_tests,
     source_digest,
     steps,
-    tables,  # noqa: E402
+    tables,
 )
-from benchmarks.rehearsal import tests as gpu_tests  # noqa: E402
-from benchmarks.rehearsal.other_process import Pulse  # noqa: E402
-from benchmarks.rehearsal.reporter import Reporter  # noqa: E402
-from benchmarks.result_files import CONFIGS, MODELS, read, write  # noqa: E402
-from spark_engine.errors import ExecutorError  # noqa: E402
-from spark_engine.kernel import GB10, H200  # noqa: E402
-from spark_engine.kernel import rehearsal as rehearsed  # noqa: E402
-from spark_engine.models.open_model import open_model  # noqa: E402
+from benchmarks.rehearsal import tests as gpu_tests
+from benchmarks.rehearsal.other_process import Pulse
+from benchmarks.rehearsal.reporter import Reporter
+from benchmarks.result_files import CONFIGS, MODELS, read, write
+from spark_engine.errors import ExecutorError
+from spark_engine.kernel import GB10, H200
+from spark_engine.kernel import rehearsal as rehearsed
+from spark_engine.models.open_model import open_model
 
 OPTIONS = {"rehearse": "sm_121a", "work": "/nowhere"}
 PART = """

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,23 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spark_engine.builder.native.program import decide
-from spark_engine.builder.native.tactics import Work as NodeWork
-from spark_engine.errors import OptionError
-from spark_engine.models.open_model import open_model
-from spark_engine.plugins.registry import REGISTRY
-from spark_engine.tensors import DType, TensorSpec
-from tests.repository import ROOT
-
-sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
-
-from benchmarks import weightless_plan  # noqa: E402
-from benchmarks.byte_floors import Floor, Work  # noqa: E402
-from benchmarks.node_work import Amounts, amounts  # noqa: E402
-from benchmarks.rehearsal.gb10 import calibration, predict  # noqa: E402
-from benchmarks.rehearsal.gb10 import tables as predicted_tables  # noqa: E402
-from benchmarks.rehearsal.gb10.calibration import Laws, Measured  # noqa: E402
-from benchmarks.rehearsal.gb10.card_model import (  # noqa: E402
+from benchmarks import weightless_plan
+from benchmarks.byte_floors import Floor, Work
+from benchmarks.node_work import Amounts, amounts
+from benchmarks.rehearsal.gb10 import calibration, predict
+from benchmarks.rehearsal.gb10 import tables as predicted_tables
+from benchmarks.rehearsal.gb10.calibration import Laws, Measured
+from benchmarks.rehearsal.gb10.card_model import (
     GB10,
     LAUNCH,
     Counted,
@@ -38,8 +27,15 @@ from benchmarks.rehearsal.gb10.card_model import (  # noqa: E402
     h200,
     times_of,
 )
-from benchmarks.steps import launch_times  # noqa: E402
-from benchmarks.weightless_plan import Bucket, Node, grouped, label_of, plan_of  # noqa: E402
+from benchmarks.steps import launch_times
+from benchmarks.weightless_plan import Bucket, Node, grouped, label_of, plan_of
+from spark_engine.builder.native.program import decide
+from spark_engine.builder.native.tactics import Work as NodeWork
+from spark_engine.errors import OptionError
+from spark_engine.models.open_model import open_model
+from spark_engine.plugins.registry import REGISTRY
+from spark_engine.tensors import DType, TensorSpec
+from tests.repository import ROOT
 
 TINY = ROOT / "models" / "tiny" / "checkpoint"
 SMALL = {"max_seqs": 32, "max_context": 256, "kv_tokens": 8192}

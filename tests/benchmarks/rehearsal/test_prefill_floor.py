@@ -1,19 +1,14 @@
 """A prefill's kinds of nodes and their floors: what is kept, printed and shown."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.repository import ROOT
-
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.rehearsal import prefill_floor, reporter  # noqa: E402
-from benchmarks.rehearsal import tables as rehearsal_tables  # noqa: E402
-from benchmarks.rehearsal.prefill_floor import Kind  # noqa: E402
-from benchmarks.result_files import write  # noqa: E402
+from benchmarks.rehearsal import prefill_floor, reporter
+from benchmarks.rehearsal import tables as rehearsal_tables
+from benchmarks.rehearsal.prefill_floor import Kind
+from benchmarks.result_files import write
 
 MACHINE = {"card": "NVIDIA H200", "part": "green context", "sms": 48, "read": 4.5e12}
 MACHINE |= {"mma": 240e12, "l2_bytes": 1 << 20}

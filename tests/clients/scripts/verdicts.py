@@ -26,6 +26,11 @@ WEATHER = {
     "required": ["city", "days"],
     "additionalProperties": False,
 }
+PNG = (  # one pixel, which becomes 32 x 32: one token
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPj/HwADBwIAMCbHYQAAAABJRU5E"
+    "rkJggg=="
+)
+PICTURE = f"data:image/png;base64,{PNG}"
 Try = Callable[[], Any]
 
 

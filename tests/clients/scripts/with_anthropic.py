@@ -1,10 +1,11 @@
 """The anthropic package, and the forms in which Claude Code sends its bodies."""
 
 import json
+from pathlib import Path
 
 import anthropic
 import httpx2 as httpx
-from verdicts import KEY, MODEL, SUM, URL, WEATHER, Trial, holds, is_weather, same
+from verdicts import KEY, MODEL, PNG, SUM, URL, WEATHER, Trial, holds, is_weather, same
 
 client = anthropic.Anthropic(base_url=URL, api_key=KEY, max_retries=0)
 trial = Trial()
@@ -14,70 +15,10 @@ PLAIN = {"model": MODEL, "max_tokens": 200, "messages": ASK}
 GREEDY = {"extra_body": {"temperature": 0}}  # the package has no such argument any more
 THINK = {"type": "enabled", "budget_tokens": 1024}
 # Claude Code asks so: a system prompt in blocks with marks for a cache, thoughts, several tools, a
-# reminder inside the user's turn, its own beta features as a query and a header.
-AGENT = {
-    "model": MODEL,
-    "max_tokens": 400,
-    "stream": True,
-    "metadata": {"user_id": "user_0_account__session_1"},
-    "thinking": {"type": "adaptive"},
-    "output_config": {"effort": "medium"},
-    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-    "system": [
-        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.0; cch=0a1b2;"},
-        {
-            "type": "text",
-            "text": "You are a coding agent.",
-            "cache_control": {"type": "ephemeral", "ttl": "1h"},
-        },
-    ],
-    "messages": [
-        {
-            "role": "user",
-            "content": [
-                {"type": "text", "text": "<system-reminder>\nIt is today.\n</system-reminder>"},
-                {"type": "text", "text": "Look.", "cache_control": {"type": "ephemeral"}},
-            ],
-        },
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "thinking", "thinking": "I look.", "signature": ""},
-                {"type": "text", "text": "I look."},
-                {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "ls"}},
-                {"type": "tool_use", "id": "toolu_2", "name": "Read", "input": {"path": "a"}},
-            ],
-        },
-        {
-            "role": "user",
-            "content": [
-                {"type": "tool_result", "tool_use_id": "toolu_1", "content": "a  b"},
-                {
-                    "type": "tool_result",
-                    "tool_use_id": "toolu_2",
-                    "is_error": True,
-                    "content": [{"type": "text", "text": "there is no such file"}],
-                    "cache_control": {"type": "ephemeral"},
-                },
-                {"type": "text", "text": SUM},
-            ],
-        },
-    ],
-    "tools": [
-        {
-            "name": name,
-            "description": f"{name}.",
-            "input_schema": {
-                "$schema": "https://json-schema.org/draft/2020-12/schema",
-                "type": "object",
-                "properties": {field: {"type": "string", "description": "What."}},
-                "required": [field],
-                "additionalProperties": False,
-            },
-        }
-        for name, field in (("Bash", "command"), ("Read", "path"))
-    ],
-}
+# reminder inside the user's turn, its own beta features as a query and a header. `title`: a side
+# request for the title of the session, as JSON.
+BODIES = Path(__file__).with_suffix(".json").read_text().replace("$question", SUM)
+AGENT, TITLE = json.loads(BODIES.replace("$model", MODEL)).values()
 
 
 @trial("chat")
@@ -248,31 +189,23 @@ def _() -> None:
     counting = {key: AGENT[key] for key in ("model", "messages", "system", "tools", "thinking")}
     path = f"{URL}/v1/messages/count_tokens?beta=true"
     holds(httpx.post(path, json=counting, headers=heads).json()["input_tokens"] > 100)
-    title = {  # a side request: the title of the session, as JSON
-        "model": MODEL,
-        "max_tokens": 64,
-        "stream": True,
-        "temperature": 1,
-        "system": [{"type": "text", "text": "Name the topic."}],
-        "messages": [{"role": "user", "content": [{"type": "text", "text": SUM}]}],
-        "tools": [],
-        "output_config": {
-            "format": {
-                "type": "json_schema",
-                "schema": {
-                    "type": "object",
-                    "properties": {"topic": {"type": "string", "enum": ["sums", "stories"]}},
-                    "required": ["topic"],
-                    "additionalProperties": False,
-                },
-            }
-        },
-    }
-    said = httpx.post(url, json=title, headers=heads, timeout=120)
+    said = httpx.post(url, json=TITLE, headers=heads, timeout=120)
     same(said.status_code, 200)
     rows = [json.loads(line[6:]) for line in said.text.splitlines() if line.startswith("data: ")]
     text = "".join(row["delta"].get("text", "") for row in rows if "delta" in row)
     holds(json.loads(text)["topic"] in ("sums", "stories"), text)
+
+
+@trial("images")
+def _() -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": PNG}
+    content = [{"type": "text", "text": SUM}, {"type": "image", "source": source}]
+    messages = [{"role": "user", "content": content}]
+    plain = client.messages.create(**{**PLAIN, "max_tokens": 5})
+    answer = client.messages.create(**{**PLAIN, "max_tokens": 5, "messages": messages})
+    holds(3 <= answer.usage.input_tokens - plain.usage.input_tokens <= 4, answer.usage)
+    counted = client.messages.count_tokens(model=MODEL, messages=messages)
+    same(counted.input_tokens, answer.usage.input_tokens)
 
 
 trial.run()

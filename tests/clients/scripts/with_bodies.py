@@ -4,7 +4,7 @@ import json
 
 import httpx2 as httpx
 from agent_bodies import BETAS, claude_code, codex, images
-from verdicts import KEY, MODEL, SUM, URL, V1, Trial, holds, same
+from verdicts import KEY, MODEL, PICTURE, SUM, URL, V1, Trial, holds, same
 
 trial = Trial()
 HEADS = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
@@ -118,6 +118,24 @@ def _() -> None:
     for path, body in images(MODEL, SUM).items():
         said = httpx.post(f"{URL}{path}", json=body, headers=HEADS, timeout=120)
         same((path, said.status_code), (path, 200))
+
+
+@trial("images")
+def _() -> None:
+    def tokens(*parts: dict) -> int:
+        content = [{"type": "text", "text": SUM}, *parts]
+        rows = _stream({  # as Open WebUI sends a file that was attached
+            "stream": True,
+            "model": MODEL,
+            "messages": [{"role": "user", "content": content}],
+            "stream_options": {"include_usage": True},
+            "max_tokens": 5,
+        })  # fmt: skip
+        return rows[-1]["usage"]["prompt_tokens"]
+
+    url = {"type": "image_url", "image_url": {"url": PICTURE}}
+    holds(3 <= tokens(url) - tokens() <= 4, (tokens(url), tokens()))
+    holds(6 <= tokens(url, url) - tokens() <= 8, (tokens(url, url), tokens()))
 
 
 trial.run()

@@ -8,7 +8,7 @@ from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel, Field
-from verdicts import KEY, MODEL, SUM, V1, Trial, holds, is_weather, same
+from verdicts import KEY, MODEL, PNG, SUM, V1, Trial, holds, is_weather, same
 
 trial = Trial()
 REACH = {"model": MODEL, "base_url": V1, "api_key": KEY, "max_retries": 0}
@@ -166,6 +166,17 @@ def _() -> None:
 async def _() -> None:
     answers = await chat.abatch([f"What is {i} plus 4?" for i in range(8)])
     same([answer.content for answer in answers], [f"{i} + 4 = {i + 4}." for i in range(8)])
+
+
+@trial("images")
+def _() -> None:
+    seen = {"type": "image", "base64": PNG, "mime_type": "image/png"}
+    url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}
+    plain = chat.invoke(SUM).usage_metadata["input_tokens"]
+    for part in (seen, url):
+        message = HumanMessage(content=[{"type": "text", "text": SUM}, part])
+        more = chat.invoke([message]).usage_metadata["input_tokens"] - plain
+        holds(3 <= more <= 4, (part["type"], more))
 
 
 trial.run()

@@ -4,7 +4,7 @@ from typing import Literal
 
 import litellm
 from pydantic import BaseModel, Field
-from verdicts import KEY, MODEL, SUM, URL, V1, WEATHER, Trial, holds, is_weather, same
+from verdicts import KEY, MODEL, PICTURE, SUM, URL, V1, WEATHER, Trial, holds, is_weather, same
 
 trial = Trial()
 litellm.suppress_debug_info = True
@@ -156,6 +156,18 @@ async def _() -> None:
     ]
     for i, answer in enumerate(await asyncio.gather(*asks)):
         same(answer.choices[0].message.content, f"{i} + 4 = {i + 4}.")
+
+
+@trial("images")
+def _() -> None:
+    parts = [{"type": "text", "text": SUM}, {"type": "image_url", "image_url": {"url": PICTURE}}]
+    for way in (OPENAI, HOSTED, ANTHROPIC):
+        plain = litellm.completion(messages=ASK, max_tokens=5, **way)
+        answer = litellm.completion(
+            messages=[{"role": "user", "content": parts}], max_tokens=5, **way
+        )
+        more = answer.usage.prompt_tokens - plain.usage.prompt_tokens
+        holds(3 <= more <= 4, (way["model"], answer.usage))
 
 
 trial.run()

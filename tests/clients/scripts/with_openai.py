@@ -5,7 +5,7 @@ from typing import Literal
 
 import openai
 from pydantic import BaseModel, Field
-from verdicts import KEY, MODEL, SUM, V1, WEATHER, Trial, holds, is_weather, same
+from verdicts import KEY, MODEL, PICTURE, SUM, V1, WEATHER, Trial, holds, is_weather, same
 
 client = openai.OpenAI(base_url=V1, api_key=KEY, max_retries=0)
 trial = Trial()
@@ -290,6 +290,30 @@ async def _() -> None:
         answers = await asyncio.gather(*asks)
     for i, answer in enumerate(answers):
         same(answer.choices[0].message.content, f"{i} + 4 = {i + 4}.")
+
+
+@trial("images")
+def _() -> None:
+    text, url = {"type": "text", "text": SUM}, {"type": "image_url", "image_url": {"url": PICTURE}}
+    messages = [{"role": "user", "content": [text, url]}]
+    answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=5)
+    plain = client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=5)
+    # the image's token, those around it, and a line's end at most
+    holds(3 <= answer.usage.prompt_tokens - plain.usage.prompt_tokens <= 4, answer.usage)
+    parts = [{"type": "input_text", "text": SUM}, {"type": "input_image", "image_url": PICTURE}]
+    found = client.responses.create(
+        model=MODEL, input=[{"role": "user", "content": parts}], max_output_tokens=5
+    )
+    same(found.usage.input_tokens, answer.usage.prompt_tokens)
+    try:
+        broken = {"type": "image_url", "image_url": {"url": PICTURE[:-40]}}
+        client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": [text, broken]}]
+        )
+    except openai.BadRequestError as error:
+        same(error.param, "messages[0].content[1].image_url.url")
+    else:
+        raise AssertionError("half an image was read")
 
 
 trial.run()

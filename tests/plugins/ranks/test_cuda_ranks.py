@@ -1,6 +1,5 @@
 """What ranks make together, on one GPU with a stream for each: the same launches as on several."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,17 +9,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.repository import ROOT
-
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
-sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
-
-from spark_engine.device.gpu import present  # noqa: E402
-from spark_engine.op import Attrs  # noqa: E402
-from spark_engine.plugins.kernels.ranks.collectives_kernels import symmetric_bytes  # noqa: E402
-from spark_engine.plugins.ops.ranks import all_reduce, gather_logits, reduce_norm_quant  # noqa: E402
-from spark_engine.tensors import Array, DType, TensorSpec  # noqa: E402
-from tests.plugins.ranks.rank_cards import RankCards, specs_of  # noqa: E402
+from spark_engine.device.gpu import present
+from spark_engine.op import Attrs
+from spark_engine.plugins.kernels.ranks.collectives_kernels import symmetric_bytes
+from spark_engine.plugins.ops.ranks import all_reduce, gather_logits, reduce_norm_quant
+from spark_engine.tensors import Array, DType, TensorSpec
+from tests.plugins.ranks.rank_cards import RankCards, specs_of
 
 SUMS = tuple(t for t in all_reduce.OP.cuda.tactics if not t.name.startswith("nccl"))
 

@@ -1,7 +1,6 @@
 """Ranks that share the vocabulary sample what one rank samples: on one GPU, a stream for each."""
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -10,18 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.repository import ROOT
-
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
-sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
-
-from spark_engine.builder.native import nvrtc  # noqa: E402
-from spark_engine.device.gpu import present  # noqa: E402
-from spark_engine.kernel import Target  # noqa: E402
-from spark_engine.plugins.ops.sampling import sample  # noqa: E402
-from spark_engine.plugins.ops.sampling.sample_cases import Launch, broken, flat, ties  # noqa: E402
-from spark_engine.tensors import Array  # noqa: E402
-from tests.plugins.ranks.rank_cards import RankCards, specs_of  # noqa: E402
+from spark_engine.builder.native import nvrtc
+from spark_engine.device.gpu import present
+from spark_engine.kernel import Target
+from spark_engine.plugins.ops.sampling import sample
+from spark_engine.plugins.ops.sampling.sample_cases import Launch, broken, flat, ties
+from spark_engine.tensors import Array
+from tests.plugins.ranks.rank_cards import RankCards, specs_of
 
 pytestmark = pytest.mark.gpu
 (TACTIC,) = sample.OP.cuda.tactics

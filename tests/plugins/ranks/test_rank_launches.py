@@ -4,7 +4,6 @@ A driver that knows the rules takes the calls of the tests for a GPU (test_cuda_
 test_cuda_sample_ranks.py), in their order.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,22 +13,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.repository import ROOT
-
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
-sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
-
-from spark_engine.builder.native import rank_gpus  # noqa: E402
-from spark_engine.device import cuda_driver  # noqa: E402
-from spark_engine.kernel import H200, Tactic  # noqa: E402
-from spark_engine.op import Attrs, Op  # noqa: E402
-from spark_engine.plugins.ops.ranks import all_reduce, gather_logits, reduce_norm_quant  # noqa: E402
-from spark_engine.plugins.ops.sampling import sample  # noqa: E402
-from spark_engine.plugins.ops.sampling.sample_cases import Launch  # noqa: E402
-from spark_engine.tensors import Array  # noqa: E402
-from tests.builder.empty_cubins import EmptyCubin  # noqa: E402
-from tests.fake_driver import FakeDriver  # noqa: E402
-from tests.plugins.ranks.rank_cards import RankCards, specs_of  # noqa: E402
+from spark_engine.builder.native import rank_gpus
+from spark_engine.device import cuda_driver
+from spark_engine.kernel import H200, Tactic
+from spark_engine.op import Attrs, Op
+from spark_engine.plugins.ops.ranks import all_reduce, gather_logits, reduce_norm_quant
+from spark_engine.plugins.ops.sampling import sample
+from spark_engine.plugins.ops.sampling.sample_cases import Launch
+from spark_engine.tensors import Array
+from tests.builder.empty_cubins import EmptyCubin
+from tests.fake_driver import FakeDriver
+from tests.plugins.ranks.rank_cards import RankCards, specs_of
 
 ALWAYS = 48 << 10  # bytes of dynamic shared memory that need no leave
 # While a launch waits for another rank's, these may wait for it, or for the whole device.

@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from spark_engine.interface import PREFILL, Limits
+from spark_engine.interface import DECODE, PREFILL, Limits
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.plan import Batch
 from spark_engine.runtime.engine.policy.image_rows import ImageRows
+from spark_engine.runtime.engine.policy.pacing import PrefillPolicy
 from spark_engine.runtime.engine.prepare_inputs import write_step_inputs
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.engine.sequence import Sequence
@@ -100,6 +101,37 @@ def test_a_step_that_decodes_has_one_image_and_its_tile() -> None:
     assert len(shown) == 2 and all(len(plan.images) == 1 for plan in shown)
     for plan in shown:
         assert [b.live for b in plan.batches if b.family == PREFILL] == [1]
+
+
+def test_others_wait_for_no_more_than_the_bound_where_screenshots_come() -> None:
+    """Sixteen at once next to a text that decodes, and one text after the other."""
+    us = {PREFILL: 1_000.0, DECODE: 500.0, VISION: 3_000.0}
+    limits = replace(LIMITS, max_seqs=19, pages=400)
+    fake = build_fake(limits, (1, 8, 19), (1, 2, 8))
+    costs = {(f, n): us[f] * (n**0.7 if f == PREFILL else n > 6 or 0.3) for f, n in fake.executors}
+    e = Engine(replace(fake, costs=costs), EngineOptions(policy=PrefillPolicy(itl_ms=5.0)))
+    e.scheduler.pacing.took = lambda *_: None  # type: ignore[method-assign]  # a fake's time
+    plans, inner = [], e.scheduler.schedule
+    e.scheduler.schedule = lambda n: (plans.append(inner(n)), plans[-1])[1]  # type: ignore[method-assign, func-returns-value]
+    e.submit(replace(request(length=3), params=SamplingParams(max_tokens=300, ignore_eos=True)))
+    e.step()
+    for i in range(16):
+        e.submit(request(replace(picture(20, 2 + i % 2, 3 + i % 2, 0), digest=bytes([i]) * 16)))
+    steps = 0
+    while launches(e) < 16:
+        steps += 1
+        assert steps < 100, "texts that come all the time do not delay an image for ever"
+        e.submit(request(length=60, seed=100 + steps))
+        e.step()
+    run(e)
+    towers, full = [], 0
+    for plan in plans:
+        keys = [(VISION, 6 if image.tokens <= 6 else 16) for image, _ in plan.images]
+        took = sum(costs[key] for key in (*keys, *(b.key for b in plan.batches)))
+        assert took <= 5_000, plan
+        towers.append(len(keys))
+        full += bool(keys) and max(b.live for b in plan.batches) > 1
+    assert max(towers) == 1 and full, "what a short launch of the tower leaves is prefilled"
 
 
 @pytest.mark.parametrize("start", [0, 64])

@@ -19,12 +19,12 @@ _open = ort.open_session
 class _Asked:
     """What a session is opened for; equal where graph, weights and threads are."""
 
-    def __init__(self, payload: bytes, folder: Path, threads: int, label: str) -> None:
-        self.given = payload, folder, threads, label
+    def __init__(self, payload: bytes, folder: Path, threads: int, label: str, fold: bool) -> None:
+        self.given = payload, folder, threads, label, fold
         digest = hashlib.sha256(payload)
         for path in sorted(folder.glob("*.safetensors")):
             digest.update(path.read_bytes())
-        self._key = digest.digest(), threads
+        self._key = digest.digest(), threads, fold
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Asked) and self._key == other._key

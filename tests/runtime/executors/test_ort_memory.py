@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from spark_engine.builder.plan.options import Options
 from spark_engine.engine_file import read_manifest
 from spark_engine.manifest import Memory
 from spark_engine.runtime.engine.load import _opened_at_once
+from spark_engine.vision import VISION
 from tests.checkpoints import write_checkpoint
+from tests.oracles import test_parity_vision
 from tests.repository import ROOT
 
 CHECKPOINT = ROOT / "models" / "tiny" / "checkpoint"
@@ -25,6 +28,7 @@ import json, os, sys
 from pathlib import Path
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Request, SamplingParams
+from spark_engine.vision import Image
 
 def kib(name):
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -37,6 +41,10 @@ held = kib("RssAnon") - before
 for length in (100, 3, 3, 3, 3, 3, 3, 3):
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
     engine.submit(Request(tuple(range(3, 3 + length)), params))
+if engine.loaded.vision is not None:
+    image = Image(1, 4, 4, bytes(16 * 3072), bytes(16))
+    ids = (3, *[engine.loaded.vision.image_id] * 16, 3)
+    engine.submit(Request(ids, params, images=(image,)))
 while not engine.idle:
     engine.step()
 print(json.dumps({"held": held << 10, "most": kib("VmHWM") - start << 10}))
@@ -68,6 +76,26 @@ def test_the_plan_covers_what_is_measured_and_not_much_more(tmp_path: Path, form
     assert found["most"] <= memory.total, (found, memory)
     if format != "embedded":
         assert memory.total <= 2 * found["most"], (found, memory)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's files")
+def test_buckets_of_the_tower_hold_no_copy_of_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_heads": 8}
+    monkeypatch.setitem(test_parity_vision.KINDS, "dense", test_parity_vision.SIZES | sizes)
+    monkeypatch.setattr("spark_engine.builder.plan.images.CPU_SIZES", (16, 64))
+    test_parity_vision.write(tmp_path, "dense")
+    options = replace(FEW, decode=(1,), max_seqs=1, max_image_pixels=256 * 256, drafts=0)
+    build(tmp_path, tmp_path / "engine", options, lambda text: None)
+    manifest = read_manifest(tmp_path / "engine")
+    towers = [b for b in manifest.buckets if b.family == VISION]
+    as_f32 = 4 * (3 * 12 * 768**2)  # bytes: 81 MiB in each of the three buckets
+    assert len(towers) == 3 and sum(b.buffer_bytes for b in towers) < as_f32 / 2
+    memory, found = manifest.memory, _measured(tmp_path / "engine")
+    planned = memory.buffers + memory.kv + memory.states + memory.tables
+    assert found["held"] <= planned + as_f32 // 8, (found, memory)
+    assert found["most"] <= memory.total <= 2 * found["most"], (found, memory)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,10 @@ def _exif(**tags: object) -> Image.Exif:
 
 def test_pixels_are_the_files_own_where_nothing_is_resized() -> None:
     found = decode(saved(_drawn(), "PNG"), INFO)
-    assert found == DecodedImage(3, 4, _drawn().tobytes(), found.digest) and len(found.digest) == 16
+    assert found == DecodedImage(3, 4, found.pixels, found.digest) and len(found.digest) == 16
+    patches = np.frombuffer(found.pixels, np.uint8).reshape(3, 4, 2, 2, 3, 16, 16)
+    pixels = patches.transpose(0, 2, 5, 1, 3, 6, 4).reshape(96, 128, 3)
+    np.testing.assert_array_equal(pixels, np.asarray(_drawn()))
 
 
 def test_a_pixel_changes_the_digest_and_metadata_does_not() -> None:

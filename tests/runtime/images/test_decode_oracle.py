@@ -8,7 +8,6 @@ import pytest
 from PIL import Image, ImageOps
 
 from spark_engine.runtime.images.decode import DecodedImage, decode, on_white
-from spark_engine.runtime.images.patches import patches_of
 from spark_engine.vision import VisionInfo
 from tests.runtime.images.samples import INFO, QWEN, file_of, size_of
 
@@ -35,7 +34,7 @@ def _expected(oracle: Any, data: bytes, info: VisionInfo) -> tuple[np.ndarray, l
 
 def _normalised(decoded: DecodedImage, info: VisionInfo) -> np.ndarray:
     """`pixel_values` from u8 patches, in the oracle's order of operations."""
-    patches = patches_of(decoded.pixels, decoded.rows, decoded.columns, info)
+    patches = np.frombuffer(decoded.pixels, np.uint8).reshape(-1, 3 * info.patch**2)
     values = (patches.astype(np.float64) * (1 / 255)).astype(np.float32)
     mean, std = (np.repeat(np.float32(v), info.patch**2) for v in (info.mean, info.std))
     values = ((values - mean) / std).reshape(-1, 3, 1, info.patch**2)

@@ -104,72 +104,63 @@ async def _refused(fetcher: Fetcher, url: str) -> str:
     return str(caught.value)
 
 
-def test_a_body_is_fetched_from_the_address_that_was_checked() -> None:
-    async def run() -> None:
-        async with _world(["img.example", "*.cdn.example:8080"]) as (world, fetcher):
-            world.names["img.example"] = [[SIXTH, PUBLIC]]
-            world.names["a.b.cdn.example"] = [[PUBLIC]]
-            world.answers["/a%20b.png?q=%C3%A9&x=1"] = _reply(b"pixels")
-            world.answers["/"] = _reply(b"abc", "X: HTTP/1.1", sized=False)  # until it closes
-            assert await fetcher.fetch("http://IMG.example./a b.png?q=é&x=1#part") == b"pixels"
-            assert await fetcher.fetch("http://a.b.cdn.example:8080") == b"abc"
-            assert world.connected == [
-                (PUBLIC, 80, False, "img.example"),
-                (PUBLIC, 8080, False, "a.b.cdn.example"),
-            ]
-            assert "Host: img.example\r\n" in world.heads[0]
-            assert "Host: a.b.cdn.example:8080\r\n" in world.heads[1]
-
-    asyncio.run(run())
+async def test_a_body_is_fetched_from_the_address_that_was_checked() -> None:
+    async with _world(["img.example", "*.cdn.example:8080"]) as (world, fetcher):
+        world.names["img.example"] = [[SIXTH, PUBLIC]]
+        world.names["a.b.cdn.example"] = [[PUBLIC]]
+        world.answers["/a%20b.png?q=%C3%A9&x=1"] = _reply(b"pixels")
+        world.answers["/"] = _reply(b"abc", "X: HTTP/1.1", sized=False)  # until it closes
+        assert await fetcher.fetch("http://IMG.example./a b.png?q=é&x=1#part") == b"pixels"
+        assert await fetcher.fetch("http://a.b.cdn.example:8080") == b"abc"
+        assert world.connected == [
+            (PUBLIC, 80, False, "img.example"),
+            (PUBLIC, 8080, False, "a.b.cdn.example"),
+        ]
+        assert "Host: img.example\r\n" in world.heads[0]
+        assert "Host: a.b.cdn.example:8080\r\n" in world.heads[1]
 
 
-def test_redirects_are_followed_and_each_is_checked() -> None:
-    async def run() -> None:
-        async with _world(["img.example", "*.cdn.example"]) as (world, fetcher):
-            world.names |= {"img.example": [[PUBLIC]], "x.cdn.example": [[PUBLIC]]}
-            world.names["in.cdn.example"] = [["10.0.0.7"]]
-            world.answers |= {
-                "/1": _moved("//x.cdn.example/2", "301 Moved"),
-                "/2": _moved("3", "307 Temporary"),
-                "/3": _moved("http://img.example/4", "308 Permanent"),
-                "/4": _reply(b"there"),
-                "/in": _moved("http://in.cdn.example/"),
-                "/local": _moved("http://127.0.0.1/"),
-                "/file": _moved("file:///etc/passwd"),
-                "/user": _moved("http://a:b@img.example/"),
-                "/bad": _moved("http://[::1"),
-                "/loop": _moved("/loop"),
-            }
-            assert await fetcher.fetch("http://img.example/1") == b"there"
-            for path, words in {
-                "/in": "in.cdn.example has no public address",
-                "/local": "127.0.0.1:80, from which images are not fetched",
-                "/file": "has the scheme 'file'",
-                "/user": "does not have just a host's name",
-                "/bad": "is no URL",
-                "/loop": "redirected more than 3 times",
-            }.items():
-                assert words in await _refused(fetcher, f"http://img.example{path}")
-            assert {address for address, *_ in world.connected} == {PUBLIC}
-            assert sum("GET /loop " in head for head in world.heads) == 4
-
-    asyncio.run(run())
+async def test_redirects_are_followed_and_each_is_checked() -> None:
+    async with _world(["img.example", "*.cdn.example"]) as (world, fetcher):
+        world.names |= {"img.example": [[PUBLIC]], "x.cdn.example": [[PUBLIC]]}
+        world.names["in.cdn.example"] = [["10.0.0.7"]]
+        world.answers |= {
+            "/1": _moved("//x.cdn.example/2", "301 Moved"),
+            "/2": _moved("3", "307 Temporary"),
+            "/3": _moved("http://img.example/4", "308 Permanent"),
+            "/4": _reply(b"there"),
+            "/in": _moved("http://in.cdn.example/"),
+            "/local": _moved("http://127.0.0.1/"),
+            "/file": _moved("file:///etc/passwd"),
+            "/user": _moved("http://a:b@img.example/"),
+            "/bad": _moved("http://[::1"),
+            "/loop": _moved("/loop"),
+        }
+        assert await fetcher.fetch("http://img.example/1") == b"there"
+        for path, words in {
+            "/in": "in.cdn.example has no public address",
+            "/local": "127.0.0.1:80, from which images are not fetched",
+            "/file": "has the scheme 'file'",
+            "/user": "does not have just a host's name",
+            "/bad": "is no URL",
+            "/loop": "redirected more than 3 times",
+        }.items():
+            assert words in await _refused(fetcher, f"http://img.example{path}")
+        assert {address for address, *_ in world.connected} == {PUBLIC}
+        assert sum("GET /loop " in head for head in world.heads) == 4
 
 
-def test_a_name_that_changes_its_address_is_looked_up_once_a_hop() -> None:
-    async def run() -> None:
-        async with _world(["img.example"]) as (world, fetcher):
-            world.names["img.example"] = [[PUBLIC], ["127.0.0.1"]]
-            world.answers |= {"/": _reply(b"a"), "/next": _moved("/")}
-            assert await fetcher.fetch("http://img.example/") == b"a"
-            assert world.looked_up == ["img.example"]
-            world.names["img.example"] = [[PUBLIC], ["127.0.0.1"]]
-            assert "no public address" in await _refused(fetcher, "http://img.example/next")
-            world.names["img.example"] = [["192.168.1.1", PUBLIC, "::ffff:127.0.0.1"]]
-            assert await fetcher.fetch("http://img.example/") == b"a"
-            assert {address for address, *_ in world.connected} == {PUBLIC}
-
-    asyncio.run(run())
+async def test_a_name_that_changes_its_address_is_looked_up_once_a_hop() -> None:
+    async with _world(["img.example"]) as (world, fetcher):
+        world.names["img.example"] = [[PUBLIC], ["127.0.0.1"]]
+        world.answers |= {"/": _reply(b"a"), "/next": _moved("/")}
+        assert await fetcher.fetch("http://img.example/") == b"a"
+        assert world.looked_up == ["img.example"]
+        world.names["img.example"] = [[PUBLIC], ["127.0.0.1"]]
+        assert "no public address" in await _refused(fetcher, "http://img.example/next")
+        world.names["img.example"] = [["192.168.1.1", PUBLIC, "::ffff:127.0.0.1"]]
+        assert await fetcher.fetch("http://img.example/") == b"a"
+        assert {address for address, *_ in world.connected} == {PUBLIC}
 
 
 @pytest.mark.parametrize(
@@ -198,14 +189,11 @@ def test_a_name_that_changes_its_address_is_looked_up_once_a_hop() -> None:
         ("http://six.cdn.example/", "six.cdn.example cannot be reached at port 80"),
     ],
 )
-def test_what_may_not_be_reached_is_not_connected_to(url: str, words: str) -> None:
-    async def run() -> None:
-        async with _world(["img.example", "*.cdn.example"]) as (world, fetcher):
-            world.names["six.cdn.example"] = [[SIXTH]]
-            assert words in await _refused(fetcher, url)
-            assert [address for address, *_ in world.connected if address != SIXTH] == []
-
-    asyncio.run(run())
+async def test_what_may_not_be_reached_is_not_connected_to(url: str, words: str) -> None:
+    async with _world(["img.example", "*.cdn.example"]) as (world, fetcher):
+        world.names["six.cdn.example"] = [[SIXTH]]
+        assert words in await _refused(fetcher, url)
+        assert [address for address, *_ in world.connected if address != SIXTH] == []
 
 
 def test_only_addresses_of_the_open_internet_are_public() -> None:
@@ -266,26 +254,23 @@ def test_a_slow_host_is_left_at_the_deadline_however_often_it_sends(
     asyncio.run(run())
 
 
-def test_a_fetch_that_is_cancelled_closes_its_connection() -> None:
-    async def run() -> None:
-        async with _world(["img.example"]) as (world, fetcher):
-            asked = asyncio.Event()
+async def test_a_fetch_that_is_cancelled_closes_its_connection() -> None:
+    async with _world(["img.example"]) as (world, fetcher):
+        asked = asyncio.Event()
 
-            async def silent(writer: asyncio.StreamWriter) -> None:
-                asked.set()
-                await writer.wait_closed()
+        async def silent(writer: asyncio.StreamWriter) -> None:
+            asked.set()
+            await writer.wait_closed()
 
-            world.names["img.example"] = [[PUBLIC]]
-            world.answers["/"] = silent
-            task = asyncio.create_task(fetcher.fetch("http://img.example/"))
-            await asyncio.wait_for(asked.wait(), 10)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            world.answers["/"] = _reply(b"next")
-            assert await fetcher.fetch("http://img.example/") == b"next"
-
-    asyncio.run(run())
+        world.names["img.example"] = [[PUBLIC]]
+        world.answers["/"] = silent
+        task = asyncio.create_task(fetcher.fetch("http://img.example/"))
+        await asyncio.wait_for(asked.wait(), 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        world.answers["/"] = _reply(b"next")
+        assert await fetcher.fetch("http://img.example/") == b"next"
 
 
 @pytest.mark.parametrize(
@@ -302,43 +287,33 @@ def test_a_fetch_that_is_cancelled_closes_its_connection() -> None:
         (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 40_000, "did not answer as a web server does"),
     ],
 )
-def test_other_answers_are_refused(answer: bytes, words: str) -> None:
-    async def run() -> None:
-        async with _world(["img.example"]) as (world, fetcher):
-            world.names["img.example"] = [[PUBLIC]]
-            world.answers["/"] = answer
-            assert words in await _refused(fetcher, "http://img.example/")
-
-    asyncio.run(run())
+async def test_other_answers_are_refused(answer: bytes, words: str) -> None:
+    async with _world(["img.example"]) as (world, fetcher):
+        world.names["img.example"] = [[PUBLIC]]
+        world.answers["/"] = answer
+        assert words in await _refused(fetcher, "http://img.example/")
 
 
 @needs_openssl
-def test_https_checks_the_certificate_for_the_name(tmp_path: Path) -> None:
+async def test_https_checks_the_certificate_for_the_name(tmp_path: Path) -> None:
     certificate, key = pair(tmp_path, "host")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate, key)
-
-    async def run() -> None:
-        async with _world(["127.0.0.1", "img.example"], tls) as (world, fetcher):
-            world.names |= {"127.0.0.1": [[PUBLIC]], "img.example": [[PUBLIC]]}
-            world.answers["/"] = _reply(b"secret")
-            assert "no valid certificate" in await _refused(fetcher, "https://127.0.0.1/")
-            fetcher._tls.load_verify_locations(certificate)
-            assert await fetcher.fetch("https://127.0.0.1/") == b"secret"
-            assert "no valid certificate" in await _refused(fetcher, "https://img.example/")
-            assert world.connected[0] == (PUBLIC, 443, True, "127.0.0.1")
-
-    asyncio.run(run())
+    async with _world(["127.0.0.1", "img.example"], tls) as (world, fetcher):
+        world.names |= {"127.0.0.1": [[PUBLIC]], "img.example": [[PUBLIC]]}
+        world.answers["/"] = _reply(b"secret")
+        assert "no valid certificate" in await _refused(fetcher, "https://127.0.0.1/")
+        fetcher._tls.load_verify_locations(certificate)
+        assert await fetcher.fetch("https://127.0.0.1/") == b"secret"
+        assert "no valid certificate" in await _refused(fetcher, "https://img.example/")
+        assert world.connected[0] == (PUBLIC, 443, True, "127.0.0.1")
 
 
-def test_the_system_looks_names_up() -> None:
-    async def run() -> None:
-        fetcher = Fetcher(media_domains(["localhost", "127.0.0.1"]))
-        assert "127.0.0.1" in await fetcher._look_up("127.0.0.1", 80)
-        assert "no public address" in await _refused(fetcher, "http://127.0.0.1/")
-        fetcher.close()
-
-    asyncio.run(run())
+async def test_the_system_looks_names_up() -> None:
+    fetcher = Fetcher(media_domains(["localhost", "127.0.0.1"]))
+    assert "127.0.0.1" in await fetcher._look_up("127.0.0.1", 80)
+    assert "no public address" in await _refused(fetcher, "http://127.0.0.1/")
+    fetcher.close()
 
 
 def test_names_of_the_option_are_checked() -> None:

@@ -4,14 +4,26 @@ import gc
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.request import Request, SamplingParams
+from spark_engine.runtime.ranks import leader
 from spark_engine.runtime.ranks.follower import Follower
+from spark_engine.runtime.ranks.messages import InputPiece, LaunchBucket
+from spark_engine.vision import VISION
 from tests.runtime.engine import test_traces
-from tests.runtime.engine.test_traces import Arrival, Trace, check_trace, forks, replay, traces
+from tests.runtime.engine.test_traces import (
+    Arrival,
+    Trace,
+    check_trace,
+    forks,
+    pictured,
+    replay,
+    traces,
+)
 from tests.runtime.fake_executor import VOCAB, build_fake
 from tests.runtime.ranks.fake_ranks import FakeGroup
 
@@ -64,6 +76,30 @@ def test_other_ranks_do_what_rank_0_does(trace: Trace) -> None:
 def test_other_ranks_keep_the_same_prompts(trace: Trace) -> None:
     with pytest.MonkeyPatch.context() as patch:
         check_ranks(trace, patch)
+
+
+@settings(
+    max_examples=settings().max_examples // 20,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(trace=forks(), seed=st.integers(0, 2**32))
+def test_other_ranks_see_the_same_images(trace: Trace, seed: int) -> None:
+    """In packets of bounded size, without what a bucket has behind the image."""
+    sizes = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leader, "PIECE", 1000)
+        encode = leader.messages.encode
+        patch.setattr(
+            leader.messages, "encode", lambda orders: (sizes.append(orders), encode(orders))[1]
+        )
+        check_ranks(pictured(trace, seed), patch)
+    sent = [o for orders in sizes for o in orders if isinstance(o, InputPiece | LaunchBucket)]
+    assert max(len(o.data if isinstance(o, InputPiece) else o.inputs) for o in sent) <= 4000
+    launched = [o for o in sent if isinstance(o, LaunchBucket) and o.family == VISION]
+    assert all(o.live and o.live <= 15 * 4 for o in launched)
 
 
 def test_drafts_prefixes_masks_and_swaps_of_one_trace_reach_other_ranks(

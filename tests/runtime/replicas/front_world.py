@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -59,7 +59,8 @@ class World:
 
 @asynccontextmanager
 async def world(*marks: str) -> AsyncIterator[World]:
-    async with AsyncExitStack() as stack:
+    """A front before a replica for each mark; a test that hangs in it is ended."""
+    async with asyncio.timeout(LIMIT_S), AsyncExitStack() as stack:
         fakes = {mark: await stack.enter_async_context(replica(mark)) for mark in marks}
         addresses = [Address(mark, fake.url) for mark, fake in fakes.items()]
 
@@ -84,14 +85,6 @@ async def world(*marks: str) -> AsyncIterator[World]:
             fake.gate.set()
         server.should_exit = server.force_exit = True
         await task
-
-
-def run(test: Callable[[World], Awaitable[None]], *marks: str) -> None:
-    async def inside() -> None:
-        async with world(*marks) as found, asyncio.timeout(LIMIT_S):
-            await test(found)
-
-    asyncio.run(inside())
 
 
 async def until(done: Callable[[], bool]) -> None:

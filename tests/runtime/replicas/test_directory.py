@@ -19,7 +19,7 @@ from spark_engine.runtime.replicas.directory import (
 )
 from spark_engine.runtime.replicas.fleet import Address, Fleet
 from spark_engine.runtime.replicas.routing import Router
-from tests.runtime.replicas.front_world import World, run, until
+from tests.runtime.replicas.front_world import until, world
 
 
 class Clock:
@@ -67,25 +67,21 @@ def test_what_is_noted_is_newer_than_what_a_faster_clock_noted() -> None:
     assert found.plan() == b"mine"
 
 
-def test_a_new_directory_removes_no_replica() -> None:
+async def test_a_new_directory_removes_no_replica() -> None:
     answers: list[tuple[Rows, bool]] = [
         ([("a", "http://a"), ("b", "http://b")], True),
         ([], True),
         ([("c", "http://c")], True),
         ([("b", "http://b2"), ("c", "http://c")], False),
     ]
-
-    async def test() -> None:
-        members = Members(lambda: answers.pop(0))
-        assert {a.name for a in await members()} == {"a", "b"}
-        assert {a.name for a in await members()} == {"a", "b"}, "the directory is new"
-        assert {a.name for a in await members()} == {"a", "b", "c"}
-        assert list(await members()) == [Address("b", "http://b2"), Address("c", "http://c")]
-
-    asyncio.run(test())
+    members = Members(lambda: answers.pop(0))
+    assert {a.name for a in await members()} == {"a", "b"}
+    assert {a.name for a in await members()} == {"a", "b"}, "the directory is new"
+    assert {a.name for a in await members()} == {"a", "b", "c"}
+    assert list(await members()) == [Address("b", "http://b2"), Address("c", "http://c")]
 
 
-def test_a_directory_that_hangs_blocks_neither_loop_nor_threads(
+async def test_a_directory_that_hangs_blocks_neither_loop_nor_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "ASK_S", 0.05)
@@ -96,17 +92,14 @@ def test_a_directory_that_hangs_blocks_neither_loop_nor_threads(
         gate.wait(120)
         return [("a", "http://a")], False
 
-    async def test() -> None:
-        members = Members(ask)
-        for _ in range(3):
-            with pytest.raises(TimeoutError):
-                await members()  # it has not answered
-        assert len(asked) == 1, "it is asked once, until it answers"
-        gate.set()
-        monkeypatch.setattr(module, "ASK_S", 120.0)
-        assert [a.name for a in await members()] == ["a"]
-
-    asyncio.run(test())
+    members = Members(ask)
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            await members()  # it has not answered
+    assert len(asked) == 1, "it is asked once, until it answers"
+    gate.set()
+    monkeypatch.setattr(module, "ASK_S", 120.0)
+    assert [a.name for a in await members()] == ["a"]
 
 
 def test_a_directory_that_is_slow_is_heard(
@@ -169,11 +162,12 @@ def test_a_replica_tells_until_it_stops() -> None:
     assert len(reported) == count
 
 
-def test_requests_continue_without_a_directory(caplog: pytest.LogCaptureFixture) -> None:
+async def test_requests_continue_without_a_directory(caplog: pytest.LogCaptureFixture) -> None:
     async def away() -> list[Address]:
         raise ConnectionError("the directory died")
 
-    async def test(w: World) -> None:
+    caplog.set_level("INFO")
+    async with world("a", "b") as w:
         there = w.fleet._members
         w.fleet._members = away
         for _ in range(3):
@@ -183,19 +177,14 @@ def test_requests_continue_without_a_directory(caplog: pytest.LogCaptureFixture)
         w.fleet._members = there
         await w.fleet.look()
         assert len(w.fleet.up) == 2
-
-    caplog.set_level("INFO")
-    run(test, "a", "b")
     assert "the list of replicas is available again" in caplog.text
 
 
-def test_no_replica_is_listed_before_its_heartbeat() -> None:
+async def test_no_replica_is_listed_before_its_heartbeat() -> None:
     async def away() -> list[Address]:
         raise ConnectionError("not yet")
 
-    async def test(w: World) -> None:
+    async with world("a") as w:
         fleet = Fleet(away, w.fleet._upstream, Router())
         await fleet.look()
         assert not fleet.up
-
-    run(test, "a")

@@ -8,11 +8,11 @@ from yarl import URL
 
 from spark_engine.errors import OptionError
 from spark_engine.runtime.replicas.fleet import MISSES, Address, listed
-from tests.runtime.replicas.front_world import CHAT, MESSAGES, MOST, RESPONSES, World, run, until
+from tests.runtime.replicas.front_world import CHAT, MESSAGES, MOST, RESPONSES, until, world
 
 
-def test_an_answer_names_its_replica() -> None:
-    async def test(w: World) -> None:
+async def test_an_answer_names_its_replica() -> None:
+    async with world("a", "b") as w:
         head = {"authorization": "Bearer k", "x-request-id": "mine", "x-own": "é"}
         body = {"prompt": "hi", "n": 1}
         async with w.client.post(w.url + CHAT, json=body, headers=head) as response:
@@ -25,11 +25,9 @@ def test_an_answer_names_its_replica() -> None:
         assert seen["authorization"] == "Bearer k" and seen["x-request-id"] == "mine"
         assert seen["host"] in fake.url
 
-    run(test, "a", "b")
 
-
-def test_events_come_as_they_are_made() -> None:
-    async def test(w: World) -> None:
+async def test_events_come_as_they_are_made() -> None:
+    async with world("a") as w:
         body = {"messages": ["HANG"], "stream": True}
         async with w.client.post(w.url + CHAT, json=body) as response:
             first = await asyncio.wait_for(response.content.readany(), 60)
@@ -40,21 +38,17 @@ def test_events_come_as_they_are_made() -> None:
         status, text, _ = await w.ask("hi", stream=True)
         assert (status, text.count("data:"), text[-14:]) == (200, 4, "data: [DONE]\n\n")
 
-    run(test, "a")
 
-
-def test_a_client_that_disconnects_ends_its_request_at_the_replica() -> None:
-    async def test(w: World) -> None:
+async def test_a_client_that_disconnects_ends_its_request_at_the_replica() -> None:
+    async with world("a") as w:
         asking = asyncio.create_task(w.ask("WAIT"))
         await until(lambda: w.fleet.router.open == {"a": 1})
         asking.cancel()
         await until(lambda: w.fakes["a"].left == 1 and w.fleet.router.open == {"a": 0})
 
-    run(test, "a")
 
-
-def test_conversations_stay_where_they_are() -> None:
-    async def test(w: World) -> None:
+async def test_conversations_stay_where_they_are() -> None:
+    async with world("a", "b", "c") as w:
         first = {}
         for i in range(6):
             asked = [{"role": "user", "content": f"{i}" * 5000}]
@@ -68,12 +62,10 @@ def test_conversations_stay_where_they_are() -> None:
         assert "spark_front_requests_total 12.0" in text
         assert "spark_front_shared_prompt_bytes_total 30" in text, "5,000 bytes and more of six"
 
-    run(test, "a", "b", "c")
-
 
 @pytest.mark.parametrize("word", ["DIE", "BROKEN"])
-def test_a_replica_that_breaks_before_the_first_token_is_tried_once_more(word: str) -> None:
-    async def test(w: World) -> None:
+async def test_a_replica_that_breaks_before_the_first_token_is_tried_once_more(word: str) -> None:
+    async with world("a", "b", "c") as w:
         status, found, _ = await w.ask(word)
         asked = [mark for mark, fake in w.fakes.items() if fake.asked]
         assert (status, len(asked)) == (503, 2), "a request that breaks engines breaks two"
@@ -86,27 +78,21 @@ def test_a_replica_that_breaks_before_the_first_token_is_tried_once_more(word: s
         assert len(w.fleet.up) == 3
         assert 'spark_front_retries_total{why="lost"} 1.0' in (await w.get("/metrics"))[1]
 
-    run(test, "a", "b", "c")
 
-
-def test_nothing_is_lost_with_a_replica_that_is_gone() -> None:
-    async def test(w: World) -> None:
+async def test_nothing_is_lost_with_a_replica_that_is_gone() -> None:
+    async with world("a", "b") as w:
         w.fleet.replicas["a"].address = Address("a", "http://127.0.0.1:1")
         for _ in range(4):
             status, found, _ = await w.ask("hi")
             assert (status, found["from"]) == (200, "b")
 
-    run(test, "a", "b")
 
-
-def test_a_refused_request_goes_elsewhere_and_fails_at_last() -> None:
-    async def test(w: World) -> None:
+async def test_a_refused_request_goes_elsewhere_and_fails_at_last() -> None:
+    async with world("a", "b") as w:
         status, found, _ = await w.ask("BUSY")
         assert (status, found["error"]["code"]) == (503, "busy")
         assert [len(fake.asked) for fake in w.fakes.values()] == [1, 1]
         assert len(w.fleet.up) == 2, "it is busy, not broken"
-
-    run(test, "a", "b")
 
 
 @pytest.mark.parametrize(
@@ -117,8 +103,8 @@ def test_a_refused_request_goes_elsewhere_and_fails_at_last() -> None:
         (RESPONSES, b'event: error\ndata: {"type":"error","code":"replica_lost"'),
     ],
 )
-def test_a_broken_stream_ends_in_an_error_of_its_api(path: str, wanted: bytes) -> None:
-    async def test(w: World) -> None:
+async def test_a_broken_stream_ends_in_an_error_of_its_api(path: str, wanted: bytes) -> None:
+    async with world("a", "b") as w:
         status, text, _ = await w.ask("HALF", path, stream=True)
         assert status == 200 and "never" not in text
         *events, rest = text.split("\n\n")
@@ -131,11 +117,9 @@ def test_a_broken_stream_ends_in_an_error_of_its_api(path: str, wanted: bytes) -
         assert sum(len(fake.asked) for fake in w.fakes.values()) == 1, "a part of it was received"
         assert "spark_front_broken_answers_total 1.0" in (await w.get("/metrics"))[1]
 
-    run(test, "a", "b")
 
-
-def test_a_replica_that_hangs_is_given_up() -> None:
-    async def test(w: World) -> None:
+async def test_a_replica_that_hangs_is_given_up() -> None:
+    async with world("a", "b") as w:
         stream = asyncio.create_task(w.ask("HANG", stream=True))
         await until(lambda: w.fleet.router.open == {"a": 1, "b": 0})
         waits = asyncio.create_task(w.ask("WAIT"))
@@ -153,11 +137,9 @@ def test_a_replica_that_hangs_is_given_up() -> None:
         await w.fleet.look()
         assert len(w.fleet.up) == 2 and w.fleet.router.open == {"a": 0, "b": 0}
 
-    run(test, "a", "b")
 
-
-def test_one_that_listens_no_more_ends_what_it_has() -> None:
-    async def test(w: World) -> None:
+async def test_one_that_listens_no_more_ends_what_it_has() -> None:
+    async with world("a") as w:
         waits = asyncio.create_task(w.ask("WAIT"))
         await until(lambda: w.fleet.router.open == {"a": 1})
         w.fleet.replicas["a"].address = Address("a", "http://127.0.0.1:1")
@@ -167,11 +149,9 @@ def test_one_that_listens_no_more_ends_what_it_has() -> None:
         w.fakes["a"].gate.set()
         assert (await waits)[0] == 200
 
-    run(test, "a")
 
-
-def test_health_is_that_of_the_best() -> None:
-    async def test(w: World) -> None:
+async def test_health_is_that_of_the_best() -> None:
+    async with world("a", "b") as w:
         assert (await w.get("/health"))[0] == 200
         w.fakes["a"].healthy = False
         await w.fleet.look()
@@ -186,11 +166,9 @@ def test_health_is_that_of_the_best() -> None:
         rows = json.loads((await w.get("/replicas"))[1])["replicas"]
         assert [row["up"] for row in rows] == [False, False] and "unhealthy" in rows[0]["why"]
 
-    run(test, "a", "b")
 
-
-def test_one_that_leaves_ends_what_it_has() -> None:
-    async def test(w: World) -> None:
+async def test_one_that_leaves_ends_what_it_has() -> None:
+    async with world("a", "b") as w:
         waits = asyncio.create_task(w.ask("WAIT"))
         await until(lambda: 1 in w.fleet.router.open.values())
         (name,) = (n for n, count in w.fleet.router.open.items() if count)
@@ -201,11 +179,9 @@ def test_one_that_leaves_ends_what_it_has() -> None:
         assert (await waits)[0] == 200
         assert name not in w.fleet.router.open
 
-    run(test, "a", "b")
 
-
-def test_a_kept_answer_is_found_at_its_replica() -> None:
-    async def test(w: World) -> None:
+async def test_a_kept_answer_is_found_at_its_replica() -> None:
+    async with world("a", "b", "c") as w:
         _, found, name = await w.ask("hi", RESPONSES)
         ident = found["id"]
         for _ in range(2):
@@ -219,11 +195,9 @@ def test_a_kept_answer_is_found_at_its_replica() -> None:
         assert (await w.ask("more", RESPONSES, previous_response_id=ident))[2] == name
         assert (await w.get("/v1/responses/resp_none"))[0] == 404
 
-    run(test, "a", "b", "c")
 
-
-def test_metrics_are_everybodys() -> None:
-    async def test(w: World) -> None:
+async def test_metrics_are_everybodys() -> None:
+    async with world("a", "b") as w:
         status, text = await w.get("/metrics")
         assert status == 200
         rows = [line for line in text.splitlines() if line.startswith(("a_", "b_", "# HELP a"))]
@@ -239,30 +213,24 @@ def test_metrics_are_everybodys() -> None:
         assert text.count("# TYPE b histogram") == 1
         assert 'spark_front_replica_up{replica="b"} 1.0' in text
 
-    run(test, "a", "b")
 
-
-def test_a_client_without_access_sees_no_metrics() -> None:
-    async def test(w: World) -> None:
+async def test_a_client_without_access_sees_no_metrics() -> None:
+    async with world("a", "locked") as w:
         assert (await w.get("/metrics"))[0] == 401
         status, text = await w.get("/metrics", authorization="Bearer k")
         assert status == 200 and 'm="locked"' in text
 
-    run(test, "a", "locked")
 
-
-def test_a_body_is_bounded() -> None:
-    async def test(w: World) -> None:
+async def test_a_body_is_bounded() -> None:
+    async with world("a") as w:
         status, found, _ = await w.ask("x" * MOST)
         assert (status, str(MOST) in found["error"]["message"]) == (413, True)
         assert not w.fakes["a"].asked
 
-    run(test, "a")
-
 
 @pytest.mark.parametrize("line", ["GET @{}/v1/models", "OPTIONS *"])
-def test_a_target_is_a_path_of_a_replica_and_no_other_server(line: str) -> None:
-    async def test(w: World) -> None:
+async def test_a_target_is_a_path_of_a_replica_and_no_other_server(line: str) -> None:
+    async with world("a") as w:
         foreign, at = 0, w.url.removeprefix("http://").partition(":")
 
         async def came(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -281,11 +249,9 @@ def test_a_target_is_a_path_of_a_replica_and_no_other_server(line: str) -> None:
         assert answer.startswith(b"HTTP/1.1 400") and not foreign
         assert len(w.fleet.up) == 1, "that was the client's mistake"
 
-    run(test, "a")
 
-
-def test_a_path_is_passed_on_as_it_came() -> None:
-    async def test(w: World) -> None:
+async def test_a_path_is_passed_on_as_it_came() -> None:
+    async with world("a") as w:
         ident = "resp_%2e%41"
         w.fakes["a"].kept.add("resp_.A")
         url = URL(f"{w.url}/v1/responses/{ident}?q=%41", encoded=True)
@@ -294,8 +260,6 @@ def test_a_path_is_passed_on_as_it_came() -> None:
                 200,
                 f"/v1/responses/{ident}?q=%41",
             )
-
-    run(test, "a")
 
 
 def test_addresses_are_read() -> None:

@@ -18,11 +18,12 @@ from spark_engine.runtime.server.http import bodies
 from spark_engine.runtime.server.http.bodies import Bodies, ReceivedBody
 from tests.clocks import leap
 from tests.loop_watch import LIMIT_S, watched
-from tests.runtime.replicas.front_world import CHAT, MOST, RESPONSES, World, run, until
+from tests.runtime.replicas.front_world import CHAT, MOST, RESPONSES, until, world
 
 
-def test_a_compressed_prompt_is_routed_by_what_it_says() -> None:
-    async def test(w: World) -> None:
+async def test_a_compressed_prompt_is_routed_by_what_it_says() -> None:
+    async with world("a", "b", "c") as w:
+
         async def ask(prompt: str) -> str:
             data = gzip.compress(json.dumps({"messages": [prompt]}).encode())
             head = {"content-encoding": "gzip", "content-type": "application/json"}
@@ -42,8 +43,6 @@ def test_a_compressed_prompt_is_routed_by_what_it_says() -> None:
         async with w.client.post(w.url + CHAT, data=b"no", headers=head) as response:
             assert response.status == 400
 
-    run(test, "a", "b", "c")
-
 
 def test_a_body_that_no_engine_takes_is_not_read_for_its_prompt() -> None:
     prompt = "x" * prompt_digests.MOST
@@ -60,11 +59,10 @@ def test_a_body_that_no_engine_takes_is_not_read_for_its_prompt() -> None:
         (b'"', 32 << 20, RESPONSES),
     ],
 )
-def test_no_body_keeps_the_loop(part: bytes, size: int, path: str) -> None:
+async def test_no_body_keeps_the_loop(part: bytes, size: int, path: str) -> None:
     """The keys are not checked yet, and the streams of all replicas wait."""
     body = b'{"messages":[' + part * ((size - 20) // len(part)) + b"{}]}"
-
-    async def test(w: World) -> None:
+    async with world("a") as w:
         w.fakes.clear()  # the replicas' own work is not measured
         await w.fleet.look()
         w.front._bodies.most = 32 << 20
@@ -78,11 +76,9 @@ def test_no_body_keeps_the_loop(part: bytes, size: int, path: str) -> None:
                 assert response.status == 503, await response.text()
         assert longest.seconds < LIMIT_S, longest
 
-    run(test, "a")
 
-
-def test_strangers_see_no_address_of_a_replica() -> None:
-    async def test(w: World) -> None:
+async def test_strangers_see_no_address_of_a_replica() -> None:
+    async with world("a", "b") as w:
         names = {"a", "b", *(fake.url for fake in w.fakes.values())}
 
         async def listed(path: str) -> tuple[int, set[str]]:
@@ -104,11 +100,10 @@ def test_strangers_see_no_address_of_a_replica() -> None:
         assert await listed("/replicas") == (200, set()), "no replica can check the key"
         assert json.loads((await w.get("/load"))[1]) == {"server_load": 0}
 
-    run(test, "a", "b")
 
+async def test_pages_of_the_front_are_no_strangers_to_a_replica() -> None:
+    async with world("a") as w:
 
-def test_pages_of_the_front_are_no_strangers_to_a_replica() -> None:
-    async def test(w: World) -> None:
         async def seen(**headers: str) -> set[str]:
             body = {"messages": ["hi"]}
             async with w.client.post(w.url + CHAT, json=body, headers=headers) as response:
@@ -119,14 +114,11 @@ def test_pages_of_the_front_are_no_strangers_to_a_replica() -> None:
         assert await seen(Origin=w.url, **{"Sec-Fetch-Site": "same-origin"}) == set()
         assert await seen(Origin="http://chat.example") == {"origin"}
 
-    run(test, "a")
 
-
-def test_bodies_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bodies_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "SMALL_BODY", 100)
     monkeypatch.setattr(bodies, "LARGE_BODIES", 1000)
-
-    async def test(w: World) -> None:
+    async with world("a") as w:
         gate = asyncio.Event()
         w.front._bodies.most = 1000
 
@@ -144,28 +136,23 @@ def test_bodies_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (await first).status == 200
         assert w.front._bodies.large == 0 and (await w.ask("x" * 400))[0] == 200
 
-    run(test, "a")
 
-
-def test_one_body_of_the_most_allowed_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_body_of_the_most_allowed_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "SMALL_BODY", 100)
     monkeypatch.setattr(bodies, "LARGE_BODIES", 1000)
-
-    async def test(w: World) -> None:
+    async with world("a") as w:
         assert (await w.ask("x" * 5000))[0] == 200
         assert w.front._bodies.large == 0
 
-    run(test, "a")
 
-
-def test_a_body_is_dropped_as_soon_as_the_answer_begins() -> None:
+async def test_a_body_is_dropped_as_soon_as_the_answer_begins() -> None:
     gone = []
 
     class Marked(bytes):
         def __del__(self) -> None:
             gone.append(True)
 
-    async def test(w: World) -> None:
+    async with world("a") as w:
         started = asyncio.Event()
 
         async def send(status: int, headers: Headers, part: bytes, more: bool) -> None:
@@ -180,17 +167,14 @@ def test_a_body_is_dropped_as_soon_as_the_answer_begins() -> None:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
 
-    run(test, "a")
-
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_body_that_is_not_needed_again_is_dropped_when_it_is_sent(
+async def test_a_body_that_is_not_needed_again_is_dropped_when_it_is_sent(
     stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bodies, "SMALL_BODY", 100)
     prompt = "WAIT " + "x" * 40000
-
-    async def test(w: World) -> None:
+    async with world("a") as w:
         alone = asyncio.ensure_future(w.ask(prompt, stream=stream))
         await until(lambda: len(w.fakes["a"].asked) == 1)
         assert w.front._bodies.large == 0, "one replica: there is no other try"
@@ -200,13 +184,10 @@ def test_a_body_that_is_not_needed_again_is_dropped_when_it_is_sent(
         assert w.fakes["a"].asked[0]["messages"][0]["content"] == prompt
         assert int(w.fakes["a"].heads[0]["Content-Length"]) > 40000
 
-    run(test, "a")
 
-
-def test_a_body_that_another_may_need_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_another_may_need_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "SMALL_BODY", 100)
-
-    async def test(w: World) -> None:
+    async with world("a", "b") as w:
         waits = asyncio.ensure_future(w.ask("WAIT " + "x" * 40000))
         await until(lambda: any(fake.asked for fake in w.fakes.values()))
         assert w.front._bodies.large > 39000
@@ -220,31 +201,24 @@ def test_a_body_that_another_may_need_is_kept(monkeypatch: pytest.MonkeyPatch) -
             await w.fleet.look()
         assert w.front._bodies.large == 0
 
-    run(test, "a", "b")
 
-
-def test_headers_of_one_connection_stay_there() -> None:
+async def test_headers_of_one_connection_stay_there() -> None:
     head = [("Connection", "keep-alive, X-Mine"), ("x-mine", "1"), ("x-other", "2")]
     assert passed(head, {"connection"}) == [("x-other", "2")]
-
-    async def test(w: World) -> None:
+    async with world("a") as w:
         mine = {"proxy-authorization": "Basic x", "te": "trailers", "upgrade": "h2c"}
         async with w.client.post(w.url + CHAT, json={}, headers=mine) as response:
             assert response.status == 200
         assert not {name.lower() for name in w.fakes["a"].heads[0]} & mine.keys()
 
-    run(test, "a")
 
-
-def test_a_retry_counts_if_there_is_another_replica() -> None:
-    async def test(w: World) -> None:
+async def test_a_retry_counts_if_there_is_another_replica() -> None:
+    async with world("a") as w:
         for word in ("BUSY", "BROKEN"):
             await w.ask(word)
         text = (await w.get("/metrics"))[1]
         assert 'retries_total{why="refused"} 0.0' in text
         assert 'retries_total{why="lost"} 0.0' in text
-
-    run(test, "a")
 
 
 class _Slow:
@@ -345,8 +319,8 @@ def test_an_answer_that_may_be_somewhere_is_asked_for_again(status: int, lost: i
     leap(test())
 
 
-def test_one_that_left_is_looked_at_until_it_has_nothing() -> None:
-    async def test(w: World) -> None:
+async def test_one_that_left_is_looked_at_until_it_has_nothing() -> None:
+    async with world("a", "b") as w:
         stream = asyncio.create_task(w.ask("HANG", stream=True))
         await until(lambda: w.fleet.router.open == {"a": 1, "b": 0})
         fake = w.fakes.pop("a")
@@ -360,11 +334,9 @@ def test_one_that_left_is_looked_at_until_it_has_nothing() -> None:
         await w.fleet.look()
         assert not w.fleet.leaving and w.fleet.router.open == {"b": 0}
 
-    run(test, "a", "b")
 
-
-def test_one_that_comes_back_has_what_it_had() -> None:
-    async def test(w: World) -> None:
+async def test_one_that_comes_back_has_what_it_had() -> None:
+    async with world("a") as w:
         waits = asyncio.create_task(w.ask("WAIT"))
         await until(lambda: w.fleet.router.open == {"a": 1})
         fake, had = w.fakes.pop("a"), w.fleet.replicas["a"]
@@ -374,5 +346,3 @@ def test_one_that_comes_back_has_what_it_had() -> None:
         assert w.fleet.replicas["a"] is had and had.up and not w.fleet.leaving
         fake.gate.set()
         assert (await waits)[0] == 200
-
-    run(test, "a")

@@ -12,7 +12,7 @@ from spark_engine.runtime.replicas import forward, upstream
 from spark_engine.runtime.replicas.fleet import Address, Fleet
 from spark_engine.runtime.replicas.routing import Router
 from spark_engine.runtime.replicas.upstream import Events, Lost, Upstream
-from tests.runtime.replicas.front_world import CHAT, World, run, until
+from tests.runtime.replicas.front_world import CHAT, World, until, world
 
 HEALTHY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 
@@ -60,21 +60,18 @@ async def only_replica(w: World, url: str) -> None:
         b"",
     ],
 )
-def test_what_is_no_answer_is_a_replica_that_broke(says: bytes) -> None:
-    async def test(w: World) -> None:
+async def test_what_is_no_answer_is_a_replica_that_broke(says: bytes) -> None:
+    async with world("a") as w:
         async with raw(says) as (url, _):
             await only_replica(w, url)
             status, found, _ = await w.ask("hi")
             assert (status, found["error"]["code"]) == (503, "no_replica")
             assert w.fleet.router.open.get("raw", 0) == 0
 
-    run(test, "a")
 
-
-def test_a_header_of_any_bytes_comes_through_as_it_is() -> None:
+async def test_a_header_of_any_bytes_comes_through_as_it_is() -> None:
     says = b"HTTP/1.1 200 OK\r\nx-own: \xe4\xbd\xa0 \xff\r\ncontent-length: 2\r\n\r\n{}"
-
-    async def test(w: World) -> None:
+    async with world("a") as w:
         async with raw(says) as (url, came):
             await only_replica(w, url)
             name, _, port = w.url.removeprefix("http://").partition(":")
@@ -88,8 +85,6 @@ def test_a_header_of_any_bytes_comes_through_as_it_is() -> None:
             assert any(
                 b"authorization: " + mine + b"\r\n" in one.replace(b"A", b"a") for one in came
             )
-
-    run(test, "a")
 
 
 def test_every_byte_of_an_event_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,8 +101,9 @@ def test_every_byte_of_an_event_is_looked_at_once(monkeypatch: pytest.MonkeyPatc
         found.take(b"x" * 200)
 
 
-def test_counters_are_there_though_one_replica_says_503() -> None:
-    async def test(w: World) -> None:
+async def test_counters_are_there_though_one_replica_says_503() -> None:
+    async with world("a", "b") as w:
+
         async def draining(url: str, *more: Any) -> tuple[int, bytes, dict[str, str]]:
             found = await get(url, *more)
             return (503, b"{}", {}) if w.fakes["b"].url in url else found  # type: ignore[return-value]
@@ -118,42 +114,36 @@ def test_counters_are_there_though_one_replica_says_503() -> None:
         assert status == 200 and 'a_total{replica="a"} 2.0' in text
         assert 'a_total{replica="b"}' not in text
 
-    run(test, "a", "b")
+
+async def test_a_look_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    upstream = Upstream()
+    looked: list[str] = []
+
+    async def get(url: str, limit_s: float) -> tuple[int, bytes, dict[str, str]]:
+        looked.append(url)
+        if "odd" in url:
+            raise RuntimeError("unexpected")
+        return 200, b"{}", {}
+
+    async def members() -> list[Address]:
+        return [Address("odd", "http://odd"), Address("good", "http://good")]
+
+    upstream.get = get  # type: ignore[method-assign, assignment]
+    fleet = Fleet(members, upstream, Router())
+    monkeypatch.setattr("spark_engine.runtime.replicas.fleet.PROBE_S", 0.01)
+    watch = asyncio.create_task(fleet.watch())
+    await until(lambda: len(looked) >= 6)
+    assert not watch.done() and [r.name for r in fleet.up] == ["good"]
+    assert "unexpected" in fleet.replicas["odd"].why
+    watch.cancel()
+    await asyncio.gather(watch, return_exceptions=True)
+    await upstream.close()
 
 
-def test_a_look_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        upstream = Upstream()
-        looked: list[str] = []
-
-        async def get(url: str, limit_s: float) -> tuple[int, bytes, dict[str, str]]:
-            looked.append(url)
-            if "odd" in url:
-                raise RuntimeError("unexpected")
-            return 200, b"{}", {}
-
-        async def members() -> list[Address]:
-            return [Address("odd", "http://odd"), Address("good", "http://good")]
-
-        upstream.get = get  # type: ignore[method-assign, assignment]
-        fleet = Fleet(members, upstream, Router())
-        monkeypatch.setattr("spark_engine.runtime.replicas.fleet.PROBE_S", 0.01)
-        watch = asyncio.create_task(fleet.watch())
-        await until(lambda: len(looked) >= 6)
-        assert not watch.done() and [r.name for r in fleet.up] == ["good"]
-        assert "unexpected" in fleet.replicas["odd"].why
-        watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
-        await upstream.close()
-
-    asyncio.run(test())
-
-
-def test_a_whole_answer_that_a_slow_client_takes_ends_once() -> None:
+async def test_a_whole_answer_that_a_slow_client_takes_ends_once() -> None:
     """Its replica is removed meanwhile: nothing is sent after the end."""
     sent: list[bytes] = []
-
-    async def test(w: World) -> None:
+    async with world("a") as w:
         taking = asyncio.Event()
 
         async def slow(
@@ -187,8 +177,6 @@ def test_a_whole_answer_that_a_slow_client_takes_ends_once() -> None:
         _, text = await w.get("/metrics")
         assert "spark_front_broken_answers_total 0.0" in text
 
-    run(test, "a")
-
 
 @pytest.mark.parametrize(
     "asked",
@@ -201,10 +189,9 @@ def test_a_whole_answer_that_a_slow_client_takes_ends_once() -> None:
         b"POST %s\xc3\xa9\xff HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}",
     ],
 )
-def test_a_request_of_two_lengths_is_refused(asked: bytes) -> None:
+async def test_a_request_of_two_lengths_is_refused(asked: bytes) -> None:
     """Only one side would read the following bytes as another request."""
-
-    async def test(w: World) -> None:
+    async with world("a") as w:
         name, _, port = w.url.removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(name, int(port))
         writer.write(asked % CHAT.encode() + b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -213,5 +200,3 @@ def test_a_request_of_two_lengths_is_refused(asked: bytes) -> None:
         await asyncio.sleep(0.05)
         assert answer.startswith(b"HTTP/1.1 4"), answer[:200]
         assert "/smuggled" not in w.fakes["a"].looked
-
-    run(test, "a")

@@ -13,6 +13,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.replicas import (
+    measured,
+    simulated,
+)
 from spark_engine.errors import CapacityError, OptionError
 from spark_engine.hints import extra
 from spark_engine.runtime.cli.spark_replicas import main
@@ -20,13 +24,6 @@ from spark_engine.runtime.replicas.plan import ReplicaPlan, check_resources, cou
 from spark_engine.runtime.replicas.server_process import ServerProcess, free_port
 from spark_engine.runtime.server.operation.logs import LogFormat
 from spark_engine.runtime.server.process.options import ServerOptions
-from tests.repository import ROOT
-
-sys.path.insert(0, str(ROOT))  # benchmarks/ is outside the package
-from benchmarks.replicas import (
-    measured,  # noqa: E402
-    simulated,  # noqa: E402
-)
 
 PLAN = ReplicaPlan(
     "/e", ServerOptions(names=("a",), log_format=LogFormat.JSON), 2, 8, 1.0, 0.5, 10.0

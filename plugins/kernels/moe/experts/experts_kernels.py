@@ -8,8 +8,11 @@ expert_packs'.
 
 from spark_engine.plugins.kernels.moe.experts.experts_each_kernels import EACH
 from spark_engine.plugins.kernels.moe.experts.experts_grouped_kernels import GROUPED
-from spark_engine.plugins.kernels.moe.experts.experts_tiles_fp4_kernels import TILES_FP4
-from spark_engine.plugins.kernels.moe.experts.experts_tiles_kernels import TILES, TILES_128
+from spark_engine.plugins.kernels.moe.experts.experts_tiles_kernels import (
+    TILES,
+    TILES_128,
+    TILES_FP4,
+)
 from spark_engine.plugins.kernels.moe.experts.experts_wide_fp8_kernels import WIDE_128
 from spark_engine.plugins.kernels.moe.experts.experts_wide_kernels import WIDE
 

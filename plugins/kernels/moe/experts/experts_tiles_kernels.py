@@ -1,14 +1,21 @@
-"""The tactics `tiles` and `tiles_128` of `grouped_moe` (experts_tiles_mma.cu): many tokens.
+"""The tactics of `grouped_moe` for many tokens by mma.sync: `tiles` and `tiles_128`
+(experts_tiles_mma.cu), and `tiles_fp4` (experts_tiles_fp4_sm120.cu).
 
 For targets without wgmma, and formats that the wide kernels do not take; where wgmma serves, it is
 cheaper. `tiles` cuts tiles of 64 tokens and adds a dot product in the parts that `grouped` has: it
 has its bits. `tiles_128` cuts tiles of 128 with one sum, k ascending, and parts of bf16.
+
+`tiles_fp4` is W4A4: native on sm_121a; on Hopper the instruction is emulated, so that it can be
+tested there. Few tokens read weights and little else, whatever the instruction: they stay with
+`grouped`.
 """
 
 from dataclasses import replace
 from functools import partial
 
 from spark_engine.kernel import DECLARED, Launch, Plan, Target
+from spark_engine.plugins.formats import expert_layout as et
+from spark_engine.plugins.kernels.gemm.linear_nvfp4_a4_kernels import EMULATED_RATE, FP4_RATE
 from spark_engine.plugins.kernels.moe.experts import experts_wide_kernels as wide
 from spark_engine.plugins.kernels.moe.experts.experts_problem import (
     THREADS,
@@ -61,6 +68,16 @@ def sort_memory(p: Problem, block_m: int) -> dict[str, int]:
     return {"order": p.pairs * 4, "tiles": tiles * 16, "ranks": ranks * 4}
 
 
+def _product(
+    node: Node, p: Problem, sizes: Macros, tiles: int, symbol: str, args: str, weight: str,
+    rest: str, panels: int,
+) -> Launch:  # fmt: skip
+    """Rows times a weight: a block takes four panels of a tile, then the next."""
+    blocks = min(node.target.sms, tiles * -(-panels // 4))
+    kernel = Kernel(symbol, f"{args} order tiles {weights(p, weight)} {rest}")
+    return kernel.launch(node, blocks, THREADS, sizes, DECLARED)
+
+
 def plan_tiles(node: Node, tiling: wide.Tiling) -> Plan:
     """count, sort, [quantise], up, down, combine."""
     p, target = Problem.of(node), node.target
@@ -73,12 +90,7 @@ def plan_tiles(node: Node, tiling: wide.Tiling) -> Plan:
         memory["codes"] = p.pairs * p.hidden * 2
     node = node.with_scratch(**memory)
     given = [operand(p, n, "w2") if p.quant else "nothing?" for n in ("x_scale", "h_scale")]
-
-    def product(symbol: str, rows: str, weight: str, rest: str, panels: int) -> Launch:
-        blocks = min(target.sms, most * -(-panels // 4))
-        kernel = Kernel(symbol, f"{rows} order tiles {weights(p, weight)} {rest}")
-        return kernel.launch(node, blocks, THREADS, sizes, DECLARED)
-
+    product = partial(_product, node, p, sizes, most)
     launches, x = sort(node, p, sizes), "x"
     if p.quant:
         quantise = Kernel("quantise_x", f"x ids {given[0]} codes")
@@ -119,3 +131,62 @@ def _candidate(name: str, tiling: wide.Tiling, key: wide.Key | None = None) -> C
 _WHY = "{} without wgmma, rehearsed: benchmarks/log/moe/experts_tiles_mma.md"
 TILES = replace(_candidate("tiles", wide.BY_PARTS, by_parts), why=_WHY.format("rounds of 64 rows"))
 TILES_128 = replace(_candidate("tiles_128", wide.ASCENDING), why=_WHY.format("prefill"))
+
+FP4_BLOCK_M = wide.ASCENDING.block_m
+QUANTISE_FP4 = Kernel("quantise_rows", "x ids order x_scale codes block_scales")
+
+
+def refuse_fp4(node: Node) -> str | None:
+    """Refuses other formats, and few tokens."""
+    if reason := refuse(node):
+        return reason
+    p = Problem.of(node)
+    if p.kind != "nvfp4_a4":
+        return f"format {p.kind} has no NVFP4 activations"
+    if p.tokens < wide.FEWEST:
+        return f"{p.tokens} tokens; tiles of {FP4_BLOCK_M} want {wide.FEWEST}"
+    return None
+
+
+def plan_fp4(node: Node) -> Plan:
+    """count, sort, quantise, up (which quantises), down, combine."""
+    p, target = Problem.of(node), node.target
+    most = wide.most_tiles(p, FP4_BLOCK_M)
+    tuning = {"BLOCK_M": FP4_BLOCK_M, "QUANT": p.quant, "SHARED_LIMIT": target.shared_bytes}
+    sizes = macros(p, **wide.ASCENDING.tuning, **tuning, **SORT)
+    hidden, inner = (-(-k // et.KSLAB) for k in (p.hidden, p.inner))
+    node = node.with_scratch(
+        **sort_memory(p, FP4_BLOCK_M),
+        h=p.pairs * inner * 32,
+        parts=p.pairs * p.hidden * wide.ASCENDING.part_bytes,
+        codes=p.pairs * hidden * 32,
+        block_scales=p.pairs * hidden * 4,
+        h_block_scales=p.pairs * inner * 4,
+    )
+    product = partial(_product, node, p, sizes, most)
+    up = "x_scale h_scale h h_block_scales"
+    return node.plan(
+        *sort(node, p, sizes),
+        QUANTISE_FP4.launch(node, p.pairs, 256, sizes),
+        product("tile_up", "codes block_scales", "w13", up, -(-p.inner // 32)),
+        product("tile_down", "h h_block_scales", "w2", "h_scale parts", -(-p.hidden // 64)),
+        combine(node, p, sizes),
+    )
+
+
+def cost_fp4(node: Node) -> float:
+    """As the other tiles, at the rate of the FP4 instruction or of its emulation. Predicted."""
+    p, target = Problem.of(node), node.target
+    rate = target.bf16_flops * (0.5 * FP4_RATE if target.fp4_mma else EMULATED_RATE)
+    rows = wide.ASCENDING.part_bytes * 2 * p.hidden + 1.2 * (p.hidden + p.inner)
+    return seconds(p, target, rate, rows)
+
+
+TILES_FP4 = Candidate(
+    "tiles_fp4",
+    "moe/experts/experts_tiles_fp4_sm120.cu",
+    plan_fp4,
+    cost_fp4,
+    refuse_fp4,
+    why="prefill of checkpoints that quantise activations to NVFP4 too",
+)

@@ -1,5 +1,5 @@
 // Grouped GEMM of experts with FP8 in 128 x 128 blocks, many tokens: y = Σ_e weight_e · w2_e(silu(
-// gate_e(x)) · up_e(x)). sm_90a. Emulated, not yet run (log/moe/experts_wide_wgmma_sm90.md).
+// gate_e(x)) · up_e(x)). sm_90a. H100: correct (docs/results/layouts_h100.md has its times).
 //
 // Launches: moe_count and moe_sort cut the pairs (token, expert) into tiles of up to BLOCK_M tokens
 // of one expert; quantise_rows makes e4m3 rows with a scale for each 128 columns; wide_up and
@@ -12,18 +12,14 @@
 // Rows of codes have k in the order of the fragments: of each 64 k, byte 32h + 16i + 4t + b is k
 // 16t + 8h + 4i + b. HIDDEN is a multiple of 256, INNER of 128. Macros: experts_common.cuh's (UP_WK
 // and DOWN_WK are 1, PARTS_BF16), BLOCK_M, QUANT 2, SORT_BLOCKS, SHARED_LIMIT (bytes of a block).
-#include "moe/experts/experts_sort.cuh"
+#include "moe/experts/experts_wide_sm90.cuh"
 #include "moe/experts/experts_quantise.cuh"
-#include "common/wgmma_sm90.cuh"
 
 // A stage is 128 k: the tokens' rows, their scales, two k-slabs of weights of four panels.
 constexpr int ROWS_BYTES = BLOCK_M * 128, SCALES_BYTES = 1024, PANEL_BYTES = 2 * 4 * M16_BYTES;
 constexpr int WEIGHTS_AT = ROWS_BYTES + SCALES_BYTES, STAGE = WEIGHTS_AT + 4 * PANEL_BYTES;
-constexpr int STATIC = 5120;  // bytes of shared memory that are declared here
 constexpr int DEPTH = (SHARED_LIMIT - STATIC) / STAGE;
-constexpr int CONSUMERS = 4 * 128, PRODUCERS = 128;
-constexpr int ROUNDS = BLOCK_M / 16;  // rows that a thread copies
-constexpr int LAG = 2;                // stages of rows in flight behind the one announced
+constexpr int LAG = 2;  // stages of rows in flight behind the one announced
 static_assert(BLOCK_M * 4 <= SCALES_BYTES && LAG < DEPTH, "a stage, and a ring");
 static_assert(HIDDEN % 256 == 0 && INNER % 128 == 0, "whole blocks of four panels");
 
@@ -33,16 +29,7 @@ struct Wide {
   static constexpr int BLOCKS = Side<UP>::PANELS / 4;  // of four panels
 };
 
-struct Ring {
-  u8* memory;
-  u64 *full, *empty;
-};
-struct PipelineState {
-  int slot = 0, phase = 0;
-  DEVICE void next() {
-    if (++slot == DEPTH) slot = 0, phase ^= 1;
-  }
-};
+using PipelineState = RingPlace<DEPTH>;
 
 // Quantised rows [rows, K] with scales [rows, K / 128], by token for x, by place in `order` for h.
 struct Rows {
@@ -58,13 +45,6 @@ struct Operands {
 };
 
 // --- Producers --------------------------------------------------------------------------------
-
-template <int LEFT>
-DEVICE void announce(const Ring& r, int slot) {
-  wait_copies<LEFT>();
-  fence_async();  // wgmma reads through the async proxy
-  barrier_arrive(r.full + slot);
-}
 
 template <bool UP>
 DEVICE void produce_all(const Ring& r, const Operands& o) {
@@ -281,13 +261,7 @@ DEVICE void wide(const Operands& o, void* to, float* h_scale) {
   __shared__ __align__(8) u64 barriers[2 * DEPTH];
   __shared__ Shared shared;
   const Ring r = {memory, barriers, barriers + DEPTH};
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < DEPTH; ++i) {
-      barrier_init(r.full + i, 4 + PRODUCERS);
-      barrier_init(r.empty + i, CONSUMERS / 32 * WARP_ARRIVALS);
-    }
-    barrier_init_fence();
-  }
+  r.open<DEPTH>(4 + PRODUCERS, CONSUMERS / 32 * WARP_ARRIVALS);
   if (threadIdx.x < BLOCK_M) shared.most[0][threadIdx.x] = 0;
   __syncthreads();
   wait_for_previous();

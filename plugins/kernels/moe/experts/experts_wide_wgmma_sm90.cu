@@ -12,8 +12,7 @@
 // 256 experts, top 8, H200: 257 / 418 / 1459 us at 1024 / 2048 / 8192 tokens by tiles of 64, 253 /
 // 343 / 1022 by 128; floors 106 / 147 / 587 (benchmarks/log/moe/experts_wide_wgmma_sm90.md).
 // Macros: experts_common.cuh's, BLOCK_M, SHARED_LIMIT (bytes of shared memory of a block).
-#include "moe/experts/experts_sort.cuh"
-#include "common/wgmma_sm90.cuh"
+#include "moe/experts/experts_wide_sm90.cuh"
 
 // A stage is SPAN k-slabs: the tokens' rows of each, the weights of four panels, their scales.
 constexpr int SPAN = Side<true>::PART_SLABS % 2 || Side<false>::PART_SLABS % 2 ? 1 : 2;
@@ -21,11 +20,8 @@ constexpr int KSLAB_X = BLOCK_M * 128;
 constexpr int PANEL_BYTES = SPAN * 4 * M16_BYTES, PANEL_SCALES = SPAN * 4 * M16_SCALES;
 constexpr int WEIGHTS_AT = SPAN * KSLAB_X, SCALES_AT = WEIGHTS_AT + 4 * PANEL_BYTES;
 constexpr int STAGE = SCALES_AT + 4 * PANEL_SCALES;
-constexpr int STATIC = 5120;  // bytes of shared memory without the ring
 constexpr int DEPTH =
     (SHARED_LIMIT - STATIC) / STAGE < 12 ? (SHARED_LIMIT - STATIC) / STAGE : 12;  // stages
-constexpr int CONSUMERS = 4 * 128, PRODUCERS = 128;
-constexpr int ROUNDS = BLOCK_M / 16;            // rows that a thread copies
 constexpr int LAG = DEPTH > 2 ? 2 : DEPTH - 1;  // stages of rows in flight behind the one announced
 constexpr int WIDE_THREADS = CONSUMERS + PRODUCERS;
 static_assert(STAGE % 1024 == 0, "a swizzled tile begins at a multiple of 1024");
@@ -37,16 +33,7 @@ struct Wide {
   static constexpr int ROW = S::SLABS * 128;          // bytes of a token's row
 };
 
-struct Ring {
-  u8* memory;
-  u64 *full, *empty;
-};
-struct PipelineState {
-  int slot = 0, phase = 0;
-  DEVICE void next() {
-    if (++slot == DEPTH) slot = 0, phase ^= 1;
-  }
-};
+using PipelineState = RingPlace<DEPTH>;
 
 // --- Producers --------------------------------------------------------------------------------
 
@@ -86,16 +73,6 @@ DEVICE void produce_rows(const Ring& r, int slot, const u8* x, const u32 (&from)
       for (int u = 0; u < SPAN; ++u)
         copy_async(to + u * KSLAB_X + i * 2048, x + from[i] + (slab + u) * 128);
   commit_copies();
-}
-
-// wgmma reads through the async proxy, cp.async writes through the generic one: the thread that
-// copied fences once its copies are done, and only then announces the stage. LAG later stages stay
-// in flight meanwhile.
-template <int LEFT>
-DEVICE void announce(const Ring& r, int slot) {
-  wait_copies<LEFT>();
-  fence_async();
-  barrier_arrive(r.full + slot);
 }
 
 template <bool UP>
@@ -297,13 +274,7 @@ DEVICE void wide(const Tokens& x, const int4* tiles, const u8* w, const u8* scal
   __shared__ __align__(8) u64 barriers[2 * DEPTH];
   __shared__ __align__(16) Ahead ahead[4];
   const Ring r = {memory, barriers, barriers + DEPTH};
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < DEPTH; ++i) {
-      barrier_init(r.full + i, 4 + (UP ? PRODUCERS : 1));
-      barrier_init(r.empty + i, CONSUMERS / 32);
-    }
-    barrier_init_fence();
-  }
+  r.open<DEPTH>(4 + (UP ? PRODUCERS : 1), CONSUMERS / 32);
   __syncthreads();
   wait_for_previous();
   launch_dependents();

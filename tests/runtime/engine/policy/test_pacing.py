@@ -20,6 +20,7 @@ from spark_engine.runtime.engine.policy.pacing import (
 from spark_engine.runtime.engine.policy.step_costs import StepCosts
 from spark_engine.runtime.engine.request import Request
 from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.vision import VISION
 
 TILE = 64
 BUCKETS = (1, 4, 8, 16, 64)
@@ -264,6 +265,23 @@ def test_a_launch_that_is_mostly_padding_says_nothing_of_its_bucket() -> None:
     for live, cost in ((11, 86_000.0), (12, 86_000.0 - 0.25 * 43_000.0)):
         pacing.took([launch(16, live)], 40_000.0)
         assert pacing.cost(16) == pytest.approx(cost, rel=1e-2)
+
+
+def test_what_the_tower_took_is_the_rest_of_the_step() -> None:
+    costs = COSTS | {(VISION, 16): 9_000.0, (VISION, 64): 30_000.0}
+    for itl, tiles in ((68.0, 8), (12.5 + 9 + 26, 4), (12.5 + 9 + 25, 1), (30.0, 0)):
+        pacing = make(PrefillPolicy(itl_ms=itl), costs)
+        pacing.tiles([waiting(64 * TILE)], LIVE)
+        assert [n for n in range(1, 9) if pacing.fits(n, [9])] == [*range(1, tiles + 1)]
+    pacing.tiles([waiting(64 * TILE)], None)
+    assert pacing.fits(64, [64]), "no sequence decodes"
+    for _ in range(20):
+        pacing.took([LIVE, launch(4, 4)], 12_500.0 + 26_000.0 + 15_000.0, [(VISION, 16)])
+    assert pacing._costs.of((VISION, 16)) == pytest.approx(15_000, rel=0.01)
+    assert pacing._costs.of((PREFILL, 4)) == 26_000 and pacing.clock == 20 * 53_500
+    pacing = make(PrefillPolicy(itl_ms=500.0))
+    pacing.tiles([waiting(64 * TILE)], LIVE)
+    assert not pacing.fits(2, [9]), "of an engine without a table for its tower"
 
 
 def test_without_a_table_all_that_waits_is_taken() -> None:

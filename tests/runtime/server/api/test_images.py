@@ -22,6 +22,7 @@ from spark_engine.runtime.server.prompts import preparer, prompt_images
 from spark_engine.runtime.server.prompts.conversation import ChatOptions
 from spark_engine.runtime.server.service import service as service_module
 from spark_engine.runtime.text.chat import ChatTemplate
+from spark_engine.runtime.text.image_parts import find_images
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from spark_engine.vision import VisionInfo
 from tests.runtime import small_tokenizer
@@ -199,6 +200,41 @@ def test_other_forms_of_an_image() -> None:
     large = [part(CHAT, uri(png(900, 900)), detail=detail) for detail in ("low", "high")]
     limited = ask(server(max_image_pixels=64 * 64), CHAT, [user(*large)])
     assert [image.tokens for image in limited.images] == [4, 4]
+
+
+@pytest.mark.parametrize("path", APIS)
+def test_results_of_tools_that_are_the_json_of_parts(path: str) -> None:
+    served, data = server(), base64.b64encode(png()).decode()
+    said = {"type": "text", "text": "the page"}
+    mcp = {"type": "image", "data": data, "mimeType": "image/png", "annotations": None}
+    blob = {"type": "resource", "resource": {"uri": "a", "mimeType": "image/png", "blob": data}}
+    read: tuple[Any, ...] = ([said, mcp], [blob], mcp, {"content": [mcp, said], "isError": False})
+    read += ([part(path), said], [said, part(CHAT)], [part(MESSAGES)])
+    for value in read:
+        text = json.dumps(value, indent=len(str(value)) % 2 or None)
+        whole = result(path, name="f")
+        holder = whole[2]["content"][0] if path == MESSAGES else whole[2]
+        holder["output" if path == RESPONSES else "content"] = text
+        for messages in (whole, result(path, words(path, "see"), words(path, text))):
+            request = ask(served, path, messages)
+            assert len(request.images) == 1 and data[:20] not in text_of(request), value
+            assert ("the page" in text_of(request)) == ("the page" in text)
+    bare = ask(served, path, result(path, blob)) if path == CHAT else None
+    assert bare is None or len(bare.images) == 1
+    kept: tuple[Any, ...] = ({"screenshot": uri()}, [uri()], [said], {"type": "image", "url": "a"})
+    kept += ([mcp, {"type": "button"}], [{"rows": [mcp]}], {"image": data}, {"content": [[mcp]]})
+    for value in kept:
+        text = json.dumps(value)
+        request = ask(served, path, result(path, words(path, text)))
+        assert not request.images and text in text_of(request), value
+    for text in ('{"type": "image", "data":', '["image"]', "[] image", "[" * 900 + '"image"'):
+        request = ask(served, path, result(path, words(path, text)))
+        assert text in text_of(request)
+    holder = [{"role": "tool", "content": "[" * 500_000 + '"image"'}]
+    assert find_images(holder, "messages") == [], "nesting without end"
+    # of a user it is what the user wrote
+    request = ask(served, path, [user(words(path, json.dumps([mcp])))])
+    assert not request.images and data in text_of(request)
 
 
 @pytest.mark.parametrize("add_id", [False, True])

@@ -25,7 +25,9 @@ async def _until(ok: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_idle_is_healthy_and_stuck_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_is_healthy_and_stuck_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An engine may be silent only where it owes no step: pings alone prove nothing.
 
     The clock only advances when a ping was answered: a process that does not run loses no time.
@@ -36,36 +38,32 @@ def test_idle_is_healthy_and_stuck_is_not(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PYTHONPATH", PATH)
     folder = small_tokenizer.write(tmp_path)
     stuck = tuple(Tokenizer.load(folder).encode("STUCK"))
+    command = (sys.executable, fake_engine.__file__, "worker", str(folder))
+    client = EngineClient(command, 4, Supervision(STALL_S, restarts=0, dumps=tmp_path))
+    try:
+        await client.start()
+        dog = client.watchdog
 
-    async def use() -> None:
-        command = (sys.executable, fake_engine.__file__, "worker", str(folder))
-        client = EngineClient(command, 4, Supervision(STALL_S, restarts=0, dumps=tmp_path))
-        try:
-            await client.start()
-            dog = client.watchdog
+        def heard() -> bool:
+            return dog._report == now or not client.running
 
-            def heard() -> bool:
-                return dog._report == now or not client.running
+        async def passes(seconds: float) -> None:
+            """In parts in each of which it answers."""
+            nonlocal now
+            for _ in range(4):
+                now += seconds / 4
+                await _until(heard)
 
-            async def passes(seconds: float) -> None:
-                """In parts in each of which it answers."""
-                nonlocal now
-                for _ in range(4):
-                    now += seconds / 4
-                    await _until(heard)
-
-            await passes(0.9 * STALL_S)
-            await passes(0.9 * STALL_S)
-            assert client.unhealthy_reason() is None
-            client.submit([Request(stuck, SamplingParams(max_tokens=5))], asyncio.Queue(), 4)
-            await passes(0.9 * STALL_S)
-            assert client.unhealthy_reason() is None
-            await passes(0.9 * STALL_S)
-            words = client.reason or client.unhealthy_reason()
-            assert client.unhealthy_reason() is not None
-            assert "no step has ended" in str(words), "pings were answered all the while"
-            client.cancel_all()
-        finally:
-            await client.close()
-
-    asyncio.run(use())
+        await passes(0.9 * STALL_S)
+        await passes(0.9 * STALL_S)
+        assert client.unhealthy_reason() is None
+        client.submit([Request(stuck, SamplingParams(max_tokens=5))], asyncio.Queue(), 4)
+        await passes(0.9 * STALL_S)
+        assert client.unhealthy_reason() is None
+        await passes(0.9 * STALL_S)
+        words = client.reason or client.unhealthy_reason()
+        assert client.unhealthy_reason() is not None
+        assert "no step has ended" in str(words), "pings were answered all the while"
+        client.cancel_all()
+    finally:
+        await client.close()

@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -107,31 +108,23 @@ class Running:
         return found
 
 
-def _run(
-    folder: Path,
-    use: Callable[[Running], Awaitable[None]],
-    max_queue: int = 100,
-    step_s: float = 0.02,
-    **options: Any,
-) -> None:
-    async def run() -> None:
-        how = Supervision(**{"watchdog_s": HANGS_S, "restarts": 100, "dumps": folder, **options})
-        clock = Clock()
-        module.time = clock  # type: ignore[assignment]
-        running = Running(folder, how, max_queue, clock, step_s)
-        try:
-            info = await running.client.start()
-            service = Service(
-                running.client, info, None, inline(running.client, info, None, None), ["faulty"]
-            )
-            app = create_app(Endpoints(service))
-            transport = httpx.ASGITransport(app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://x") as running.http:
-                await use(running)
-        finally:
-            await running.client.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def _running(
+    folder: Path, max_queue: int = 100, step_s: float = 0.02, **options: Any
+) -> AsyncIterator[Running]:
+    how = Supervision(**{"watchdog_s": HANGS_S, "restarts": 100, "dumps": folder, **options})
+    clock = Clock()
+    module.time = clock  # type: ignore[assignment]
+    running = Running(folder, how, max_queue, clock, step_s)
+    try:
+        info = await running.client.start()
+        pool = inline(running.client, info, None, None)
+        app = create_app(Endpoints(Service(running.client, info, None, pool, ["faulty"])))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as running.http:
+            yield running
+    finally:
+        await running.client.close()
 
 
 @pytest.fixture(autouse=True)
@@ -155,12 +148,11 @@ FALLS = [  # stage, kind, text of the error, text of the dump ("": none is writt
 ]
 
 
-def test_an_engine_that_falls_at_any_stage_comes_again(
+async def test_an_engine_that_falls_at_any_stage_comes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request with a token gets an error, a waiting one is answered, and health shows both."""
-
-    async def use(server: Running) -> None:
+    async with _running(tmp_path) as server:
         for i, (stage, kind, words, dumped) in enumerate(FALLS):
             long = server.ask_later(LONG)
             await server.until(lambda: server.client.stats.steps > 5)
@@ -191,11 +183,9 @@ def test_an_engine_that_falls_at_any_stage_comes_again(
         assert f'spark:engine_restarts_total{{model_name="faulty"}} {len(FALLS)}.0' in metrics
         await server.idle()
 
-    _run(tmp_path, use)
 
-
-def test_a_dump_of_a_hung_engine_has_its_stack_and_its_requests(tmp_path: Path) -> None:
-    async def use(server: Running) -> None:
+async def test_a_dump_of_a_hung_engine_has_its_stack_and_its_requests(tmp_path: Path) -> None:
+    async with _running(tmp_path) as server:
         order(server.folder, "_launch", "hang")
         asked = server.ask_later({**SHORT, "max_tokens": 2})
         await server.taken()
@@ -210,11 +200,9 @@ def test_a_dump_of_a_hung_engine_has_its_stack_and_its_requests(tmp_path: Path) 
         assert [row["slot"] for row in state["sequences"]] == [0]
         assert "in step" in text and "_watch" in text, "stacks of both processes"
 
-    _run(tmp_path, use)
 
-
-def test_a_damaged_engine_is_not_tried_again(tmp_path: Path) -> None:
-    async def use(server: Running) -> None:
+async def test_a_damaged_engine_is_not_tried_again(tmp_path: Path) -> None:
+    async with _running(tmp_path) as server:
         long = server.ask_later(LONG)
         await server.until(lambda: server.client.stats.steps > 5)
         order(server.folder, "_launch", "kill")
@@ -229,11 +217,9 @@ def test_a_damaged_engine_is_not_tried_again(tmp_path: Path) -> None:
         assert "is damaged" in server.client.reason and "again" in server.client.reason
         assert server.client.restarts == 1
 
-    _run(tmp_path, use)
 
-
-def test_memory_that_is_not_free_yet_is_tried_again(tmp_path: Path) -> None:
-    async def use(server: Running) -> None:
+async def test_memory_that_is_not_free_yet_is_tried_again(tmp_path: Path) -> None:
+    async with _running(tmp_path) as server:
         order(server.folder, "_launch", "kill")
         waits = server.ask_later(SHORT)
         await server.taken()
@@ -241,13 +227,11 @@ def test_memory_that_is_not_free_yet_is_tried_again(tmp_path: Path) -> None:
         assert (await asyncio.wait_for(waits, 90)).is_success
         assert server.client.restarts == 2 and server.client.reason.endswith("3 GiB are free")
 
-    _run(tmp_path, use)
 
-
-def test_memory_that_does_not_come_free_ends_the_server_so_that_it_is_started_again(
+async def test_memory_that_does_not_come_free_ends_the_server_so_that_it_is_started_again(
     tmp_path: Path,
 ) -> None:
-    async def use(server: Running) -> None:
+    async with _running(tmp_path, restarts=1) as server:
         order(server.folder, "_launch", "kill")
         waits = server.ask_later(SHORT)
         await server.taken()
@@ -255,23 +239,22 @@ def test_memory_that_does_not_come_free_ends_the_server_so_that_it_is_started_ag
         assert (await asyncio.wait_for(waits, 90)).status_code == 500
         assert server.client.died.is_set() and server.client.exit_code == 75
 
-    _run(tmp_path, use, restarts=1)
-
 
 @pytest.mark.parametrize(("fault", "code"), [("lack", 75), ("refuse", 2)])
-def test_a_first_start_that_may_succeed_later_ends_with_a_code_of_its_own(
+async def test_a_first_start_that_may_succeed_later_ends_with_a_code_of_its_own(
     tmp_path: Path, fault: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     order(tmp_path, "load", fault)
     with pytest.raises(SystemExit) as left, command("spark-run"):
-        _run(tmp_path, lambda server: asyncio.sleep(0))
+        async with _running(tmp_path):
+            pass
     assert left.value.code == code
     (line,) = capsys.readouterr().err.splitlines()
     assert ("3 GiB are free" if fault == "lack" else "is damaged") in line
 
 
-def test_too_many_deaths_are_the_last(tmp_path: Path) -> None:
-    async def use(server: Running) -> None:
+async def test_too_many_deaths_are_the_last(tmp_path: Path) -> None:
+    async with _running(tmp_path, restarts=2) as server:
         for _ in range(3):
             long = server.ask_later(LONG)
             await server.until(lambda: server.client.stats.steps > 5)
@@ -285,14 +268,13 @@ def test_too_many_deaths_are_the_last(tmp_path: Path) -> None:
         words = (await server.ask()).json()["error"]["message"]
         assert words == "the engine stopped and does not start again; the server's log says why"
 
-    _run(tmp_path, use, restarts=2)
 
-
-def test_a_wait_for_a_restart_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wait_for_a_restart_has_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE_S", 1.0)
     monkeypatch.setattr(module, "LONGEST_PAUSE_S", 1.0)
-
-    async def use(server: Running) -> None:
+    async with _running(tmp_path, wait_s=0.2) as server:
         order(server.folder, "_launch", "kill")
         answer = await server.ask()
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
@@ -300,11 +282,9 @@ def test_a_wait_for_a_restart_has_a_bound(tmp_path: Path, monkeypatch: pytest.Mo
         await server.until(lambda: server.client.unhealthy_reason() is None)
         assert (await server.ask()).is_success
 
-    _run(tmp_path, use, wait_s=0.2)
 
-
-def test_logits_that_are_not_finite_end_one_request(tmp_path: Path) -> None:
-    async def use(server: Running) -> None:
+async def test_logits_that_are_not_finite_end_one_request(tmp_path: Path) -> None:
+    async with _running(tmp_path) as server:
         sick = server.ask_later({**LONG, "prompt": [NAN, 5]})
         well = server.ask_later({**SHORT, "max_tokens": 30})
         answer = await sick
@@ -314,11 +294,9 @@ def test_logits_that_are_not_finite_end_one_request(tmp_path: Path) -> None:
         assert server.client.restarts == 0 and server.dumps() == []
         await server.idle()
 
-    _run(tmp_path, use)
 
-
-def test_pages_that_run_out_make_others_wait_and_a_full_queue_is_said(tmp_path: Path) -> None:
-    async def use(server: Running) -> None:
+async def test_pages_that_run_out_make_others_wait_and_a_full_queue_is_said(tmp_path: Path) -> None:
+    async with _running(tmp_path, max_queue=1, step_s=0.001) as server:
         # four of them want 16 pages at their ends, and there are 12
         bodies = [{**LONG, "prompt": [5 + i, 6], "max_tokens": 240} for i in range(5)]
         assert server.client.pid is not None
@@ -333,11 +311,9 @@ def test_pages_that_run_out_make_others_wait_and_a_full_queue_is_said(tmp_path: 
         assert server.client.stats.preemptions > 0
         await server.idle()
 
-    _run(tmp_path, use, max_queue=1, step_s=0.001)
 
-
-def test_a_client_that_goes_leaves_nothing(tmp_path: Path) -> None:
-    async def use(server: Running) -> None:
+async def test_a_client_that_goes_leaves_nothing(tmp_path: Path) -> None:
+    async with _running(tmp_path) as server:
         tasks = [server.ask_later({**LONG, "stream": i % 2 == 0}) for i in range(6)]
         await server.until(lambda: server.client.stats.running == 4)
         for task in tasks:
@@ -345,5 +321,3 @@ def test_a_client_that_goes_leaves_nothing(tmp_path: Path) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         await server.idle()
         assert server.client.stats.steps < 600, "they were not run to their ends"
-
-    _run(tmp_path, use)

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -118,149 +117,124 @@ class Trial:
         self.client.on_step(StepReport(list(events), Stats()))
 
 
-def _run(use: Callable[[Trial], Awaitable[None]]) -> None:
-    async def run() -> None:
-        await use(Trial())
-
-    asyncio.run(run())
-
-
-def test_requests_with_a_token_end_and_the_others_are_retried_once() -> None:
-    async def use(trial: Trial) -> None:
-        trial.lives.rise()
-        (first, second), box = trial.submit(2)
-        _, other = trial.submit()
-        trial.step(Event(first, 5))
-        assert trial.lives.submitted() == [0, 1, 2] and trial.client.sent == 3
-        trial.lives.fall()
-        assert box.get_nowait() == [Event(first, 5)]
-        assert isinstance(box.get_nowait(), EngineDied) and box.empty() and other.empty()
-        assert (trial.client.in_flight, trial.client.sent) == (2, 0)
-        (new,), _ = trial.submit()
-        assert trial.lives.submitted() == []
-        trial.lives.rise()
-        assert trial.lives.submitted() == [second, 2, new], "in their order: ids grow"
-        trial.step(Event(new, 7))
-        trial.lives.fall("again")
-        found = box.get_nowait()
-        assert isinstance(found, EngineDied) and str(found) == "again", "no third process"
-        assert isinstance(other.get_nowait(), EngineDied)
-        assert trial.client.in_flight == 0
-
-    _run(use)
+async def test_requests_with_a_token_end_and_the_others_are_retried_once() -> None:
+    trial = Trial()
+    trial.lives.rise()
+    (first, second), box = trial.submit(2)
+    _, other = trial.submit()
+    trial.step(Event(first, 5))
+    assert trial.lives.submitted() == [0, 1, 2] and trial.client.sent == 3
+    trial.lives.fall()
+    assert box.get_nowait() == [Event(first, 5)]
+    assert isinstance(box.get_nowait(), EngineDied) and box.empty() and other.empty()
+    assert (trial.client.in_flight, trial.client.sent) == (2, 0)
+    (new,), _ = trial.submit()
+    assert trial.lives.submitted() == []
+    trial.lives.rise()
+    assert trial.lives.submitted() == [second, 2, new], "in their order: ids grow"
+    trial.step(Event(new, 7))
+    trial.lives.fall("again")
+    found = box.get_nowait()
+    assert isinstance(found, EngineDied) and str(found) == "again", "no third process"
+    assert isinstance(other.get_nowait(), EngineDied)
+    assert trial.client.in_flight == 0
 
 
-def test_the_pixels_of_requests_that_have_not_ended_are_bounded(
+async def test_the_pixels_of_requests_that_have_not_ended_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine_client, "MOST_PIXELS", 30)
     images = (Image(0, 1, 1, bytes(12), bytes(16)),)
-
-    async def use(trial: Trial) -> None:
-        trial.lives.rise()
-        box: Mailbox = asyncio.Queue()
-        (first, _) = trial.client.submit([Request((1,), images=images)] * 2, box, 2)
-        with pytest.raises(Busy, match="the images of other requests"):
-            trial.client.submit([Request((1,), images=images)], box, 2)
-        trial.submit()
-        trial.step(Event(first, finish=FinishReason.STOP))
+    trial = Trial()
+    trial.lives.rise()
+    box: Mailbox = asyncio.Queue()
+    (first, _) = trial.client.submit([Request((1,), images=images)] * 2, box, 2)
+    with pytest.raises(Busy, match="the images of other requests"):
         trial.client.submit([Request((1,), images=images)], box, 2)
-
-    _run(use)
-
-
-def test_the_wait_for_a_process_is_bounded() -> None:
-    async def use(trial: Trial) -> None:
-        trial.lives.rise()
-        _, box = trial.submit()
-        trial.lives.fall()
-        _, late = trial.submit()
-        assert isinstance(await asyncio.wait_for(box.get(), 60), Restarting)
-        found = await asyncio.wait_for(late.get(), 60)
-        assert isinstance(found, Restarting) and found.code == "engine_restarting"
-        assert "starting again for 0.05 s; retry" in str(found) and "it fell" not in str(found)
-        assert trial.client.in_flight == 0
-        trial.lives.said.clear()
-        trial.lives.rise()
-        assert trial.lives.said == [] and trial.client.sent == 0
-
-    _run(use)
+    trial.submit()
+    trial.step(Event(first, finish=FinishReason.STOP))
+    trial.client.submit([Request((1,), images=images)], box, 2)
 
 
-def test_a_wait_that_was_long_enough_is_forgotten_when_it_ends_well() -> None:
-    async def use(trial: Trial) -> None:
-        trial.lives.fall()
-        (number,), box = trial.submit()
-        trial.lives.rise()
-        await asyncio.sleep(2 * FAST.wait_s)
-        assert box.empty() and trial.client.sent == 1
-        trial.step(Event(number, finish=FinishReason.LENGTH))
-        assert trial.client.in_flight == 0
-
-    _run(use)
-
-
-def test_cancelled_is_cancelled_wherever_it_was() -> None:
-    async def use(trial: Trial) -> None:
-        trial.lives.rise()
-        (sent,), box = trial.submit()
-        trial.client.cancel(sent)
-        assert decode_command(trial.lives.said[-1]) == Cancel(sent)
-        trial.lives.fall()
-        assert box.get_nowait() == [Event(sent, finish=FinishReason.CANCELLED)]
-        (held, other), box = trial.submit(2)
-        trial.client.cancel(held)
-        assert box.get_nowait() == [Event(held, finish=FinishReason.CANCELLED)]
-        trial.lives.said.clear()
-        trial.lives.rise()
-        assert trial.lives.submitted() == [other]
-
-    _run(use)
+async def test_the_wait_for_a_process_is_bounded() -> None:
+    trial = Trial()
+    trial.lives.rise()
+    _, box = trial.submit()
+    trial.lives.fall()
+    _, late = trial.submit()
+    assert isinstance(await asyncio.wait_for(box.get(), 60), Restarting)
+    found = await asyncio.wait_for(late.get(), 60)
+    assert isinstance(found, Restarting) and found.code == "engine_restarting"
+    assert "starting again for 0.05 s; retry" in str(found) and "it fell" not in str(found)
+    assert trial.client.in_flight == 0
+    trial.lives.said.clear()
+    trial.lives.rise()
+    assert trial.lives.said == [] and trial.client.sent == 0
 
 
-def test_the_queue_is_bounded_while_nothing_runs_too() -> None:
-    async def use(trial: Trial) -> None:
-        trial.lives.fall()
-        trial.submit(12)
-        with pytest.raises(Busy, match="at most 10"):
-            trial.submit()
-        trial.lives.fall("enough", for_good=True)
-        assert trial.client.in_flight == 0
-        with pytest.raises(EngineDied, match="does not start again; the server's log says why"):
-            trial.submit()
-
-    _run(use)
+async def test_a_wait_that_was_long_enough_is_forgotten_when_it_ends_well() -> None:
+    trial = Trial()
+    trial.lives.fall()
+    (number,), box = trial.submit()
+    trial.lives.rise()
+    await asyncio.sleep(2 * FAST.wait_s)
+    assert box.empty() and trial.client.sent == 1
+    trial.step(Event(number, finish=FinishReason.LENGTH))
+    assert trial.client.in_flight == 0
 
 
-def test_what_the_engine_does_not_take_is_busy_and_not_tried_again() -> None:
-    async def use(trial: Trial) -> None:
-        trial.lives.rise()
-        (number,), box = trial.submit()
-        trial.client.on_refused(Refused(number, "full"))
-        assert isinstance(box.get_nowait(), Busy) and trial.client.in_flight == 0
+async def test_cancelled_is_cancelled_wherever_it_was() -> None:
+    trial = Trial()
+    trial.lives.rise()
+    (sent,), box = trial.submit()
+    trial.client.cancel(sent)
+    assert decode_command(trial.lives.said[-1]) == Cancel(sent)
+    trial.lives.fall()
+    assert box.get_nowait() == [Event(sent, finish=FinishReason.CANCELLED)]
+    (held, other), box = trial.submit(2)
+    trial.client.cancel(held)
+    assert box.get_nowait() == [Event(held, finish=FinishReason.CANCELLED)]
+    trial.lives.said.clear()
+    trial.lives.rise()
+    assert trial.lives.submitted() == [other]
 
-    _run(use)
+
+async def test_the_queue_is_bounded_while_nothing_runs_too() -> None:
+    trial = Trial()
+    trial.lives.fall()
+    trial.submit(12)
+    with pytest.raises(Busy, match="at most 10"):
+        trial.submit()
+    trial.lives.fall("enough", for_good=True)
+    assert trial.client.in_flight == 0
+    with pytest.raises(EngineDied, match="does not start again; the server's log says why"):
+        trial.submit()
 
 
-def test_an_answer_that_is_not_read_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_the_engine_does_not_take_is_busy_and_not_tried_again() -> None:
+    trial = Trial()
+    trial.lives.rise()
+    (number,), box = trial.submit()
+    trial.client.on_refused(Refused(number, "full"))
+    assert isinstance(box.get_nowait(), Busy) and trial.client.in_flight == 0
+
+
+async def test_an_answer_that_is_not_read_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_client, "UNREAD", 5)
-
-    async def use(trial: Trial) -> None:
-        trial.lives.rise()
-        ids, box = trial.submit(2)
-        _, other = trial.submit()
-        for _ in range(5):
-            trial.step(Event(ids[0], 1), Event(ids[1], 1), Event(2, 1))
-            other.get_nowait()
-        assert trial.client.in_flight == 1, "both choices of it ended, and no other request"
-        cancels = [c for c in map(decode_command, trial.lives.said) if isinstance(c, Cancel)]
-        assert [c.id for c in cancels] == ids
-        found = [box.get_nowait() for _ in range(box.qsize())]
-        assert isinstance(found.pop(), ClientTooSlow) and len(found) == 10
-        trial.step(Event(ids[0], 1), Event(2, 1))
-        assert box.empty() and not other.empty()
-
-    _run(use)
+    trial = Trial()
+    trial.lives.rise()
+    ids, box = trial.submit(2)
+    _, other = trial.submit()
+    for _ in range(5):
+        trial.step(Event(ids[0], 1), Event(ids[1], 1), Event(2, 1))
+        other.get_nowait()
+    assert trial.client.in_flight == 1, "both choices of it ended, and no other request"
+    cancels = [c for c in map(decode_command, trial.lives.said) if isinstance(c, Cancel)]
+    assert [c.id for c in cancels] == ids
+    found = [box.get_nowait() for _ in range(box.qsize())]
+    assert isinstance(found.pop(), ClientTooSlow) and len(found) == 10
+    trial.step(Event(ids[0], 1), Event(2, 1))
+    assert box.empty() and not other.empty()
 
 
 def test_one_that_cannot_be_started_at_all_is_reported_at_once(tmp_path: Path) -> None:
@@ -289,40 +263,33 @@ def test_one_that_cannot_be_started_at_all_is_reported_at_once(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), zmq.ZMQError(24)])
-def test_a_process_that_cannot_be_started_is_a_death_like_any(
+async def test_a_process_that_cannot_be_started_is_a_death_like_any(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def refuse(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(supervisor, "EngineProcess", refuse)
-
-    async def use(trial: Trial) -> None:
-        trial.lives._context = zmq.asyncio.Context()
-        assert await trial.lives._run_process() == 0.5, "it is tried again"
-        assert "cannot be started" in trial.lives.reason and not trial.lives.died.is_set()
-        trial.lives._context.term()
-
-    _run(use)
+    trial = Trial()
+    trial.lives._context = zmq.asyncio.Context()
+    assert await trial.lives._run_process() == 0.5, "it is tried again"
+    assert "cannot be started" in trial.lives.reason and not trial.lives.died.is_set()
+    trial.lives._context.term()
 
 
-def test_a_process_that_is_not_ready_outlives_the_wish_for_its_stacks(
+async def test_a_process_that_is_not_ready_outlives_the_wish_for_its_stacks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """SIGUSR1 ends a process that does not handle it yet, or cannot write its stacks."""
     monkeypatch.setattr(engine_process, "ANSWER_S", 0.3)
-
-    async def use() -> None:
-        context = zmq.asyncio.Context()
-        command = (sys.executable, "-c", "import sys; sys.stdin.read()")
-        process = engine_process.EngineProcess(command, context, lambda data: None)
-        await process.start()
-        await process.dump()
-        await process.close(patience_s=60)  # it exits when its standard input ends
-        context.term()
-        assert process._process is not None and process._process.returncode == 0
-
-    asyncio.run(use())
+    context = zmq.asyncio.Context()
+    command = (sys.executable, "-c", "import sys; sys.stdin.read()")
+    process = engine_process.EngineProcess(command, context, lambda data: None)
+    await process.start()
+    await process.dump()
+    await process.close(patience_s=60)  # it exits when its standard input ends
+    context.term()
+    assert process._process is not None and process._process.returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -340,15 +307,12 @@ def test_the_log_explains_an_exit_code(code: int, words: str) -> None:
     assert said.startswith(words) and bool(said) == bool(words)
 
 
-def test_clients_read_neither_exit_code_nor_reason() -> None:
-    async def use() -> None:
-        lives = Lives(EngineClient((), 10, FAST))
-        assert lives.unhealthy_reason() == "the engine is being loaded"
-        for for_good, words in ((False, supervisor.RESTARTS), (True, supervisor.ENDED)):
-            lives.fall("code -9 of /srv/secret", for_good)
-            assert lives.unhealthy_reason() == words and "-9" in lives.reason
-
-    asyncio.run(use())
+async def test_clients_read_neither_exit_code_nor_reason() -> None:
+    lives = Lives(EngineClient((), 10, FAST))
+    assert lives.unhealthy_reason() == "the engine is being loaded"
+    for for_good, words in ((False, supervisor.RESTARTS), (True, supervisor.ENDED)):
+        lives.fall("code -9 of /srv/secret", for_good)
+        assert lives.unhealthy_reason() == words and "-9" in lives.reason
 
 
 @pytest.mark.parametrize(("code", "words"), [(2, "the disk is full"), (-9, "ended with code -9")])

@@ -209,17 +209,13 @@ def test_what_needs_no_engine_is_bounded_as_well(tokenizer: Counting) -> None:
     assert sum(isinstance(answer, Busy) for answer in asyncio.run(ask())) == 2
 
 
-def test_a_caller_that_leaves_takes_its_prompt_back(tokenizer: Counting) -> None:
+async def test_a_caller_that_leaves_takes_its_prompt_back(tokenizer: Counting) -> None:
     served, pool = _gated(FakeClient(), tokenizer)
-
-    async def leave() -> None:
-        job = asyncio.ensure_future(served.complete(_body(prompt="a")))
-        await _until(lambda: bool(pool.taken))
-        job.cancel()
-        await asyncio.gather(job, return_exceptions=True)
-        assert served.open == 0
-
-    asyncio.run(leave())
+    job = asyncio.ensure_future(served.complete(_body(prompt="a")))
+    await _until(lambda: bool(pool.taken))
+    job.cancel()
+    await asyncio.gather(job, return_exceptions=True)
+    assert served.open == 0
 
 
 def test_a_stuck_pool_is_a_reason(tokenizer: Counting) -> None:
