@@ -1,7 +1,6 @@
 """The list of ids, and the vocabularies that it is for. tests/runtime/text has Qwen's own."""
 
 import json
-import sys
 import zlib
 from base64 import b64encode
 from pathlib import Path
@@ -15,6 +14,7 @@ from spark_engine.builder.plan.drafts import parse_vocab
 from spark_engine.models import draft_vocabulary
 from spark_engine.models.draft_vocabulary import FILE, digest, listed
 from tests.repository import ROOT
+from training.draft_vocabulary import main
 
 VOCAB = {"a": 0, "b": 1, "ab": 2, "<end>": 3}
 ABSENT = Path("no such folder")
@@ -63,9 +63,6 @@ def test_a_tokenizer_tells_the_vocabulary(
 
 def test_a_list_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From files by their languages; bytes and special tokens come whatever the files have."""
-    sys.path.append(str(ROOT))  # training is not installed
-    from training.draft_vocabulary import main
-
     texts = {
         "libreoffice-help-en-us/usr/share/libreoffice/help/en-US/text": "<p>The fox</p><!--zzq-->",
         "libpython3.11-stdlib": "def fox(): return 1",
