@@ -73,7 +73,7 @@ class Options:
     gdn_ring: int | None = None  # records behind each recurrent state, 0 for none
     drafts: int | None = None  # of a round at most, 0 for none
     draft_dtype: str = "auto"  # how the draft head is stored
-    draft_vocab: Vocab | None = None  # ids that it drafts from; None: all
+    draft_vocab: Vocab = "auto"  # ids that it drafts from
     draft_suffix: int = 0  # fewest ids of a match from which text is drafted, 0 for none
     activation: str = "auto"  # f32 on the CPU, bf16 on a GPU; bf16 on the CPU to check a GPU's
     fuse: bool = True
@@ -192,7 +192,7 @@ def resolve(options: Options, facts: ModelFacts) -> BuildPlan:
         asked = 0  # its engines sample after the network
     suffix = options.draft_suffix
     requested = DraftRequest(asked, options.draft_dtype, options.draft_vocab, suffix)
-    drafts = decide(requested, facts.head or facts.no_head, facts.vocab, gpu is not None)
+    drafts = decide(requested, facts.head or facts.no_head, facts.vocab, gpu)
     ring = ring_length(options.gdn_ring, facts.state_width, bool(gpu), drafts.drafts)
     images = decide_images(options.vision, options.max_image_pixels, facts.vision, gpu)
     needs = facts.needs(precision, Limits.page_size, ring, drafts.drafts, drafts.head, suffix)

@@ -147,10 +147,10 @@ def _draft_dtype(manifest: Manifest) -> str:
     return {"nvfp4": "nvfp4", "fp8_block": "fp8"}.get("+".join(sorted(formats)), "checkpoint")
 
 
-def _shortlist(engine: Loaded) -> tuple[int, ...] | None:
-    """The ids that may be drafted; None: all."""
+def _shortlist(engine: Loaded) -> tuple[int, ...] | str:
+    """The ids that may be drafted; "auto", which is all on the CPU, where there is no list."""
     ids = folder_of(engine).weights().get(f"{HEAD}shortlist")
-    return None if ids is None else tuple(int(i) for i in ids)
+    return "auto" if ids is None else tuple(int(i) for i in ids)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ ALLOWED = {
 # to them.
 _REQUESTS = {
     "constraint",
+    "draft_counts",
     "pool",
     "sizes",
     "request",
@@ -116,14 +117,15 @@ FOLDERS = {
         },
         "": set(),
     },
-    "runtime/engine": {  # the first eight are files: what a request and a step are
+    "runtime/engine": {  # the first nine are files: what a request and a step are
         "constraint": set(),
+        "draft_counts": set(),
         "pool": set(),
         "sizes": set(),
-        "request": {"constraint"},
+        "request": {"constraint", "draft_counts"},
         "token_constraint_state": {"constraint"},
         "rope_offsets": set(),
-        "sequence": {"request", "token_constraint_state", "rope_offsets"},
+        "sequence": {"request", "draft_counts", "token_constraint_state", "rope_offsets"},
         "plan": {"token_constraint_state", "sequence"},
         "policy": {"pool", "sizes", "request", "sequence", "plan"},
         "": _REQUESTS | {"policy"},

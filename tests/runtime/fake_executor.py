@@ -294,9 +294,12 @@ class DraftingExecutor(FakeExecutor):
     """One bucket of an engine that drafts; it samples what `FakeExecutor` samples.
 
     A draft is the token that will be sampled there, but for about every fourth, and for all when
-    the head's pages do not hold each token in its place. So are those from the text where it
-    matches: what followed there would seldom be sampled again.
+    the head's pages do not hold each token in its place. So are those
+    from the text where it matches: what followed there would seldom be sampled again. Ids from
+    `listed` on are never drafted.
     """
+
+    listed = VOCAB
 
     def __init__(
         self, limits: Limits, family: str, rows: int, device: Device, poison_rate: int = 0
@@ -452,6 +455,8 @@ class DraftingExecutor(FakeExecutor):
                 guess = _allowed(answer, b, slot, position + 1)
                 right = answer % 4 != 0
                 guess = guess if right else (guess + 1) % VOCAB
+            if guess >= self.listed:
+                right, guess = False, guess % self.listed
             token = guess
             yield token
             position, i = position + 1, i + 1
@@ -543,13 +548,17 @@ def build_fake(
     *,
     lazy: bool = True,
     poison_rate: int = 0,
+    listed: int = VOCAB,
 ) -> Loaded:
-    """An engine of fakes that share one device; rounds of drafts have the buckets of decode."""
+    """An engine of fakes that share one device; rounds of drafts have the buckets of decode, and
+    draft from so many of the ids."""
     device = Device(lazy=lazy)
     device.store = FakeStates(fake_states(limits), device)
     kind = DraftingExecutor if limits.drafts else FakeExecutor
     keys = [(f, n) for f in families(limits.drafts) for n in (prefill if f == PREFILL else decode)]
     executors: dict[BucketKey, Any] = {k: kind(limits, *k, device, poison_rate) for k in keys}
+    for one in executors.values() if limits.drafts else ():
+        one.listed = listed
     states, vision = fake_states(limits), VISION_INFO if limits.image_rows else None
     for rows in TOWERS if limits.image_rows else ():
         executors[VISION, rows] = TowerExecutor(limits, rows, device)

@@ -79,7 +79,7 @@ class Arrival:
 class Trace:
     """One engine and what happens to it. `depths`: a seed of the k of every round, or None.
     `invariant`: it takes over only what prefill made. `short`: before these steps the host's memory
-    turns short, or is so no more."""
+    turns short, or is so no more. `listed`: ids that its head may draft."""
 
     limits: Limits
     decode: tuple[int, ...]
@@ -89,6 +89,7 @@ class Trace:
     depths: int | None = None
     invariant: bool = False
     short: tuple[int, ...] = ()
+    listed: int = VOCAB
 
 
 @st.composite
@@ -157,6 +158,7 @@ def traces(draw: st.DrawFn, most_drafts: int = 0) -> Trace:
         options,
         tuple(draw(st.lists(arrivals(capacity(limits) - 1), min_size=1, max_size=9))),
         draw(st.one_of(st.none(), st.integers(0, 2**32))) if most_drafts else None,
+        listed=draw(st.sampled_from((VOCAB, VOCAB, VOCAB // 2, 3))) if most_drafts else VOCAB,
         short=draw(st.sampled_from(((), (), (), (20,), (9, 30, 60)))),
     )
 
@@ -303,7 +305,8 @@ def solo(engine: Engine, request: Request) -> list[Event]:
 
 
 def replay(trace: Trace) -> tuple[Watch, dict[int, Arrival]]:
-    loaded = build_fake(trace.limits, trace.decode, trace.prefill, poison_rate=POISON_RATE)
+    more = trace.limits, trace.decode, trace.prefill
+    loaded = build_fake(*more, poison_rate=POISON_RATE, listed=trace.listed)
     # Without a seed of k the engine chooses, and verifying costs it little.
     costs = {key: 10.0 + drafts_of(key[0]) for key in loaded.executors}
     options = replace(trace.options, grammars=automaton.Automaton)
@@ -540,6 +543,45 @@ def test_drafts_are_kept_as_often_as_the_head_is_right(monkeypatch: pytest.Monke
         assert sum(event.accepted for event in last.values()) == sum(kept)
         assert counts.sampled == 12 * 150 and counts.surplus_rows == 0
         assert counts.steps < 12 * 150 / 4 / (1.6, 2.2, 2.6)[(1, 3, 7).index(most)]
+
+
+def test_text_outside_a_shortlist_is_drafted_less_and_stays_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine sees that fewer drafts are kept, and makes fewer: nearly none where they cost more
+    than they bring."""
+    monkeypatch.setattr(StepCosts, "ran", lambda costs, bucket, microseconds: None)
+    limits = Limits(4, 340, 199, VOCAB, page_size=8, bias_slots=8, top_logprobs=5, drafts=3)
+    said, depths, shares = [], [], []
+    for listed in (VOCAB, VOCAB // 2, VOCAB // 8):
+        loaded = build_fake(limits, (1, 2, 4), (1, 2), listed=listed)
+        costs = {key: 10.0 + 3 * drafts_of(key[0]) for key in loaded.executors}
+        engine = Engine(replace(loaded, costs=costs), EngineOptions(depth=1))
+        for i in range(8):
+            params = SamplingParams(
+                max_tokens=250, ignore_eos=True, seed=i, draft_counts=i % 2 == 0
+            )
+            engine.submit(Request((i, 7, 9), params))
+        events: dict[int, list[Event]] = {}
+        while not engine.idle:
+            for event in engine.step():
+                events.setdefault(event.request_id, []).append(event)
+        counts = engine._loop.counts
+        said.append([[e.token for e in events[i]] for i in sorted(events)])
+        rounds = counts.rounds_by_k
+        depths.append(sum(k * n for k, n in rounds.items()) / sum(rounds.values()))
+        shares.append(counts.accepted_by_position[0] / counts.drafts_by_position[0])
+        (source,) = counts.by_source
+        whole, ends = counts.by_source[source], [events[i][-1] for i in sorted(events)]
+        assert source == "mtp" and whole.verified == counts.drafts_by_position
+        assert whole.kept == counts.accepted_by_position
+        for i, end in enumerate(ends):  # those that asked have their own
+            own = None if end.by_source is None else end.by_source[source]
+            assert (own is None) == bool(i % 2)
+            assert own is None or (sum(own.verified), sum(own.kept)) == (end.drafted, end.accepted)
+    assert said[0] == said[1] == said[2]
+    assert 0.65 < shares[0] < 0.85 and shares[0] > 1.5 * shares[1] > 3 * shares[2]
+    assert depths[0] > 1.5 and depths[2] < 0.3, depths
 
 
 def test_drafts_of_a_sequence_that_had_ended_are_not_counted() -> None:
