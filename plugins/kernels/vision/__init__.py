@@ -1,1 +1,1 @@
-"""Kernels of the vision tower that move rows: patches, norms, results."""
+"""Kernels of the vision tower: patches, norms, projections, results."""

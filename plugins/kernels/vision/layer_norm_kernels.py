@@ -12,7 +12,7 @@ KERNEL = Kernel("layer_norm", "x weight bias y rows")
 def _refuse(node: Node) -> str | None:
     columns = node.dim("K")
     if columns > MOST:
-        return f"rows of {columns} columns; a warp holds up to {MOST}"
+        return f"rows of {columns} columns; a warp takes {MOST} at most"
     return rq.refuse_rows((node["x"],), columns)
 
 

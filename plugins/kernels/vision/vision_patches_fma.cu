@@ -2,7 +2,8 @@
 // positions[p] = Σ_t tap_weights[p, t] · table[taps[p, t]], taps clamped to the table.
 //
 // Block p, eight columns a thread at a time: first those of x, then those of the position. patches
-// u8 [n, P], pixels f32 [2, P], table bf16 [ROWS, H], results bf16; P % 8 = H % 8 = 0. Not measured.
+// u8 [n, P], pixels f32 [2, P], table bf16 [ROWS, H], results bf16; P % 8 = H % 8 = 0.
+// Not measured.
 // Macros: P, H, TAPS, ROWS, THREADS.
 #include "vision/load8.cuh"
 

@@ -14,7 +14,7 @@ from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.formats import format_fragments as ff
-from spark_engine.plugins.kernels.gemm.linear_bias_kernels import CANDIDATES, GELUS, PACKS, whole
+from spark_engine.plugins.kernels.vision.linear_bias_kernels import CANDIDATES, GELUS, PACKS, whole
 from spark_engine.plugins.launch import serve
 from spark_engine.tensors import Array, DType, TensorSpec
 

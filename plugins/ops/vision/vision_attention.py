@@ -27,9 +27,9 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     heads, count = int(attrs["heads"]), int(live[0])
     y = np.zeros((len(qkv), qkv.shape[1] // 3))
     angle = coords[:count, :, None] * inv_freq.astype(np.float64)
-    angle = np.tile(angle.reshape(count, -1), 2)
+    angle = np.tile(angle.reshape(count, 2 * len(inv_freq)), 2)
     cos, sin = np.cos(angle), np.sin(angle)
-    parts = qkv[:count].astype(np.float64).reshape(count, 3, heads, -1)
+    parts = qkv[:count].astype(np.float64).reshape(count, 3, heads, y.shape[1] // heads)
     dim = parts.shape[-1]
     for head in range(heads):
         q, k, v = parts[:, :, head].swapaxes(0, 1)

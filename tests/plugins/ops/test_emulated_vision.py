@@ -32,7 +32,6 @@ PROJECTIONS = (
 )
 
 
-
 def run(
     op: Op, tactic: str, attrs: Attrs, arrays: tuple[Array, ...], target: Target, *how: object
 ) -> tuple[list[Array], tuple[Array, ...]]:

@@ -166,7 +166,7 @@ DEVICE void add_residual(float (&s)[4], const uint2& pairs) {
   const u32 high = RAGGED ? pairs.y : transpose_matrix<true>(pairs.y);
   s[0] += low_bf16(low), s[1] += high_bf16(low), s[2] += low_bf16(high), s[3] += high_bf16(high);
 }
-constexpr int FETCHED = NJ < 8 ? NJ : 8;  // fragments whose residuals are in flight at once
+constexpr int FETCHED = NJ < 8 ? NJ : 8;  // fragments of residuals in flight at once
 #endif
 
 template <class Finish>

@@ -229,7 +229,7 @@ def plan(
     cut = cut_of(tile.block_n, problem, form, target)
     line = tiles * slabs // cut
     blocks = min(tiles, target.sms) if band else blocks_for(line, form, target)
-    macros = {
+    macros: dict[str, int | float] = {
         "BLOCK_N": tile.block_n,
         "BLOCK_M": tile.block_m,
         "WARP_TILES": tile.warp_tiles,

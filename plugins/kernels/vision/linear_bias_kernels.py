@@ -1,5 +1,7 @@
 """The CUDA side of `linear_bias`: stream-K's bf16 kernels with a bias, gelu and a residual."""
 
+from dataclasses import replace
+
 from spark_engine.kernel import Attrs
 from spark_engine.plugins.kernels.gemm.stream_k import stream_k_gemm as sg
 from spark_engine.plugins.kernels.gemm.stream_k import stream_k_schedule as order
@@ -30,6 +32,10 @@ def _refuse(node: Node) -> str | None:
     return sg.refuse(sg.Problem.of(node, FORM))
 
 
-# Estimates: of no card were they measured.
-CANDIDATES = order.streaming(FORM, _refuse, sg.cost_of(FORM, 7e-6))
+# Estimates: neither was measured.
+STREAM_K, WHOLE = order.streaming(FORM, _refuse, sg.cost_of(FORM, 7e-6))
+CANDIDATES = (
+    replace(STREAM_K, why="pieces are equal where whole tiles leave multiprocessors idle"),
+    replace(WHOLE, why="--invariant, and where there are many tiles for each multiprocessor"),
+)
 PACKS = {"w": sg.pack(FORM, DType.BF16)}
