@@ -1,1 +1,1 @@
-"""Kernels of the vision tower: patches, norms, projections, results."""
+"""Kernels of the vision tower."""
