@@ -58,6 +58,7 @@ FOLDERS = {
         "moe": {"common", "gemm", "rowwise"},
         "sampling": {"common", "ranks"},
         "drafts": {"common"},
+        "vision": {"common", "rowwise"},
         "": set(),
     },
     "plugins/kernels/delta_rule": {"": set(), "prefill": {""}},

@@ -2,9 +2,9 @@
 // with the overlaps of FlashAttention-3.
 //
 // A block has 64 queries of a head for each of its CONSUMERS warpgroups. All read the same tiles of
-// 128 keys and values, three of each in shared memory, which a thread of a producer warpgroup
+// KEYS keys and values, three of each in shared memory, which a thread of a producer warpgroup
 // fills by TMA bulk copies. A consumer asks for the scores of a tile, then for the sums of the tile
-// before; its softmax overlaps these sums and the products of the other consumers.
+// before; its softmax overlaps the products of the other consumers, and of two consumers these sums.
 // Figures: log/vision/vision_attention.md.
 // Macros: those of vision_attention_tiles.cuh; CONSUMERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS
 // (of a thread).
@@ -63,6 +63,7 @@ DEVICE void advance(Consumer& x, Barriers& b, int tile, int left) {
   keep_order(x.s);
   release(b, 0, tile);
   weigh<MASKED>(x, left);
+  if (CONSUMERS == 2) settle(x.sum[0] + x.sum[1]);  // of three the registers are too few
   wgmma_wait<0>();
   keep_order(x.o);
   release(b, 1, tile - 1);

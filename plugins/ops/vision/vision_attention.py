@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op, Tolerance, rtol_of
-from spark_engine.operand import Operand, Result, Role
+from spark_engine.operand import Operand, Result, Role, TimedLaunch
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
@@ -84,6 +84,10 @@ def tolerance(attrs: Attrs) -> Tolerance:
     return Tolerance(element=8 * 2.0**-7)
 
 
+def _all(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
+    return np.asarray([launch.specs["qkv"].dims[0]], np.int32)
+
+
 def _inputs(count: int, live: int, heads: int, dim: int, dtype: DType) -> Inputs:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
         qkv = rng.standard_normal((count, 3 * heads * dim)) * 1.5
@@ -115,7 +119,7 @@ OP = serve(
             operands.x("A[tokens,3·heads·D]", "q; k; v, head by head", "qkv"),
             Operand("coords", Role.STEP, "i32[tokens,2]"),
             operands.weight("inv_freq", "f32[D/4]"),
-            Operand("live", Role.STEP, "i32[1]"),
+            Operand("live", Role.STEP, "i32[1]", fill=_all),
         ),
         results=(Result("y", "A[tokens,heads·D]"),),
         attrs={"heads": None},

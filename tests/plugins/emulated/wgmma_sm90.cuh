@@ -11,6 +11,7 @@ template <int PENDING>
 void wgmma_wait() {
   __syncwarp();  // all lanes have read
 }
+inline void settle(float x) { check(!(x < 0), "a value that must not be negative is"); }
 inline u32 uniform(u32 value) { return __reduce_or_sync(~0u, value); }
 template <int N>
 void keep_order(float (&)[N][4]) {}

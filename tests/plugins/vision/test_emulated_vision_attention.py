@@ -68,3 +68,20 @@ def test_what_the_reference_says(
     assert cuda_node.compare("y", got, want[:live], limits, False) == ""
 
 
+@FORMS
+def test_the_bucket_does_not_change_bits(name: str, target: Target, cache: Path) -> None:
+    small = drawn(8, 5, 2, 72)
+    large = (*(np.concatenate([a, a[5:].repeat(70, 0)]) for a in small[:2]), *small[2:])
+    got = [run(name, target, 2, arrays, cache, False) for arrays in (small, large)]
+    assert got[0].tobytes() == got[1].tobytes()
+
+
+def test_heads_that_no_matrix_instruction_takes_are_refused() -> None:
+    def refusal(name: str, dim: int, target: Target = H200) -> str:
+        specs = cuda_node.specs_of(OP, {"heads": 2}, drawn(8, 5, 2, dim))
+        return TACTICS[name].refuse({"heads": 2}, specs, target) or ""
+
+    assert refusal("tiles", 128) == "" and "heads of 132 dimensions" in refusal("tiles", 132)
+    assert "heads of 36 dimensions" in refusal("tiles", 36)
+    assert "heads of 96 dimensions are not of 49 to 80" in refusal("groups_2", 96)
+    assert "sm_121a has no warpgroup" in refusal("groups_3", 72, GB10)
