@@ -173,6 +173,12 @@ def _paged_attention(work: Work) -> Amounts:
     return Amounts(_weights(work) + 2 * tokens * _of_token(work), plain.warm, ops, "bf16")
 
 
+def _vision_attention(work: Work) -> Amounts:
+    """Every patch with every other one."""
+    (tokens, width), plain = work.outs[0].dims, _plain(work)
+    return Amounts(plain.cold, plain.warm, 4.0 * tokens * tokens * width, "bf16")
+
+
 def _append(work: Work) -> Amounts:
     plain = _plain(work)
     return Amounts(plain.cold + work.ins[0].dims[0] * _of_token(work), plain.warm)
@@ -191,6 +197,7 @@ _RULES: dict[str, Callable[[Work], Amounts]] = {
     "attention_decode": _attention_decode,
     "paged_attention": _paged_attention,
     "append_kv": _append,
+    "vision_attention": _vision_attention,
 }
 
 
