@@ -59,6 +59,7 @@ FOLDERS = {
         "moe": {"common", "gemm", "rowwise"},
         "sampling": {"common", "ranks"},
         "drafts": {"common"},
+        "vision": {"common", "gemm", "rowwise"},
         "": set(),
     },
     "plugins/kernels/delta_rule": {"": set(), "prefill": {""}},
