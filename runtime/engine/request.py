@@ -52,6 +52,10 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+# How the message of an ERROR begins for which the request's grammar, or load, is the reason.
+SLOW_GRAMMAR = "the grammar took longer than"
+
+
 class Status(enum.StrEnum):
     WAITING = "waiting"  # holds nothing
     SWAPPED = "swapped"  # holds a snapshot

@@ -37,7 +37,7 @@ from spark_engine.errors import CapacityError
 from spark_engine.interface import DECODE, PREFILL, verify_family
 from spark_engine.runtime.engine.plan import FROM_STATE, Batch, Move, StepPlan, bound_rows
 from spark_engine.runtime.engine.policy.admission import Admission
-from spark_engine.runtime.engine.policy.draft_depth import DraftDepth, Ints
+from spark_engine.runtime.engine.policy.draft_depth import DraftDepth
 from spark_engine.runtime.engine.policy.image_rows import ImageRows
 from spark_engine.runtime.engine.policy.pacing import BALANCED, Pacing, PrefillPolicy
 from spark_engine.runtime.engine.policy.prefix_admission import PrefixAdmission
@@ -139,15 +139,6 @@ class Scheduler:
         while self._fence and self._fence[0][0] <= step:
             _, slot, pages, node = self._fence.popleft()
             self._free(slot, pages, node)
-
-    def verified(self, slots: Ints, offered: Ints, accepted: Ints) -> None:
-        """A round offered so many drafts to each slot's sequence, and accepted the first."""
-        self.depth.observe(slots, offered, accepted)
-
-    def drafted(self, slots: Ints, drafts: int, matched: Ints) -> None:
-        """A round of so many drafts left each slot those of its next one; `matched`: from the
-        text."""
-        self.depth.drafted(slots, drafts, matched)
 
     def keep_ended(self, copy_rows: Callable[[list[tuple[int, int]]], None]) -> None:
         """All that was planned is launched: copies the states that ended sequences leave to the

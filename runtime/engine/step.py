@@ -341,7 +341,7 @@ class Loop:
         if "matched" in one.outputs:
             slots = np.array([seq.slot for seq in batch.seqs])
             live, matched = slots >= 0, one.outputs["matched"][: batch.live]
-            self.scheduler.drafted(slots[live], drafts, matched[live].astype(np.int64))
+            self.scheduler.depth.drafted(slots[live], drafts, matched[live].astype(np.int64))
         return found
 
     def _apply_verification(self, batch: Batch, accepted: Ints) -> _Sampled:
@@ -369,7 +369,7 @@ class Loop:
         if not live.any():
             return
         offered, kept, counts = offered[live], kept[live], self.counts
-        self.scheduler.verified(slots[live], offered, kept)
+        self.scheduler.depth.observe(slots[live], offered, kept)
         counts.by_source[MTP].add(offered, kept)
         DraftCounts(counts.drafts_by_position, counts.accepted_by_position).add(offered, kept)
 
