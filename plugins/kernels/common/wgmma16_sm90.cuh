@@ -2,8 +2,9 @@
 // registers, and P·V with V in row-major order. sm_90a only.
 //
 // Tiles: consecutive panels of all rows by 64 values (128 bytes, 128-byte swizzle: 16-byte chunk ^=
-// row & 7), at multiples of 1024 bytes; or narrow panels of all rows by 16 values (32 bytes, 32-byte
-// swizzle: 16-byte chunk ^= row >> 2 & 1), at multiples of 256 bytes. D as in wgmma_sm90.cuh.
+// row & 7), at multiples of 1024 bytes; or narrow panels of all rows by 16 values (32 bytes,
+// 32-byte swizzle: 16-byte chunk ^= row >> 2 & 1), at multiples of 256 bytes. D as in
+// wgmma_sm90.cuh.
 #pragma once
 #include "common/wgmma_sm90.cuh"
 

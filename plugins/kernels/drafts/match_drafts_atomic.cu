@@ -4,7 +4,8 @@
 // last token; only where one is equal it reads back. The greatest (ids that match, place) of the
 // row is an atomic maximum, which does not depend on the order. The last block of a row writes the
 // drafts and resets both words to zero for the next launch. A row without a token reads nothing.
-// The text ends with the slot's last token, which is in no page yet. Not timed yet.
+// The text ends with the slot's last token, which is in no page yet. Not timed yet
+// (log/sampling/draft_rounds.md).
 // Macros: PAGE (tokens of one, a multiple of 4), PAGES (of a slot), DRAFTS (of a slot), LEAST and
 // MOST (ids of a match), HELD (drafts of the head in this round), LOADS, THREADS.
 #include "common/numeric.cuh"

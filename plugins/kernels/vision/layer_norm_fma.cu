@@ -2,7 +2,7 @@
 //
 // A warp a row, which it holds: VECS vectors of eight columns a lane, at a stride of 32. The mean
 // comes first, then the squares of what differs from it. K % 8 = 0; weight and bias f32. Rows side
-// by side, which a merger reads, are the same memory. Not measured.
+// by side, which a merger reads, are the same memory. Not measured (log/vision/rowwise.md).
 // Macros: K, VECS, EPS, THREADS.
 #include "vision/load8.cuh"
 

@@ -1,6 +1,7 @@
 // image_rows[first + r] = x[r] of the first live / GROUP rows r; none beyond the state's ROWS.
 //
 // bf16 rows of H columns (H % 8 = 0), 16 bytes a thread. Grid: x chunks of THREADS vectors, y rows.
+// Not measured (log/vision/rowwise.md).
 // Macros: H, GROUP, ROWS (without the scratch one), THREADS.
 #include "common/numeric.cuh"
 

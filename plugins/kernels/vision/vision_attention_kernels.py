@@ -20,7 +20,7 @@ PATCHES = 8  # of a block of `vision_turn`
 QUERIES = 64  # of a tile, and of a consumer warpgroup
 KEYS = 64  # of a tile of `vision_attend`
 BLOCK = 128  # queries of a block of `vision_attend`
-MOST = 128  # dimensions of a head whose sums fit in registers
+MOST = 128  # dimensions of a head, at most: its sums are in registers
 WIDE = (64, 80)  # padded dimensions of a head with a form of wgmma
 # By the number of consumer warpgroups: keys of a tile, registers of a thread of a consumer and of
 # the producer. With 128 keys three consumers spill.

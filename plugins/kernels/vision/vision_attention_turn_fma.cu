@@ -2,7 +2,8 @@
 // q and k turned by the patch's row and column, q also times log2(e) / sqrt(D).
 //
 // A block has eight patches; 16 neighbouring threads write 256 bytes. Rows of the last live tile
-// of keys beyond `live` become zeros; later rows are not written.
+// of keys beyond `live` become zeros; later rows are not written. Figures:
+// log/vision/vision_attention.md.
 // Macros: those of vision_attention_tiles.cuh.
 #include "vision/vision_attention_tiles.cuh"
 

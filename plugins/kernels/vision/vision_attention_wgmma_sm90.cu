@@ -4,7 +4,7 @@
 // A block has 64 queries of a head for each of its CONSUMERS warpgroups. All read the same tiles of
 // KEYS keys and values, three of each in shared memory, which a thread of a producer warpgroup
 // fills by TMA bulk copies. A consumer asks for the scores of a tile, then for the sums of the tile
-// before; its softmax overlaps the products of the other consumers, and of two consumers these sums.
+// before; its softmax overlaps the products of the others, and of two consumers these sums.
 // Figures: log/vision/vision_attention.md.
 // Macros: those of vision_attention_tiles.cuh; CONSUMERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS
 // (of a thread).

@@ -3,7 +3,7 @@
 //
 // Block p, eight columns a thread at a time: first those of x, then those of the position. patches
 // u8 [n, P], pixels f32 [2, P], table bf16 [ROWS, H], results bf16; P % 8 = H % 8 = 0.
-// Not measured.
+// Not measured (log/vision/rowwise.md).
 // Macros: P, H, TAPS, ROWS, THREADS.
 #include "vision/load8.cuh"
 

@@ -23,7 +23,7 @@ class GenerationFailed(InternalError):
     """The engine aborted a request, for instance because its logits were not finite."""
 
 
-class GrammarTooSlow(GenerationFailed):
+class MaskTooSlow(GenerationFailed):
     """Its grammar took too long, by itself or because of load."""
 
     status, code = 503, "grammar_too_slow"
@@ -102,7 +102,7 @@ class Generation:
                 last = answer[-1]
                 if last.finish is FinishReason.ERROR:
                     slow = last.message.startswith(SLOW_GRAMMAR)
-                    kind = GrammarTooSlow if slow else GenerationFailed
+                    kind = MaskTooSlow if slow else GenerationFailed
                     raise kind(last.message or "the engine aborted the request")
                 index = self._open.get(last.request_id)
                 if index is None:

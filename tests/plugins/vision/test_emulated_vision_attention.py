@@ -1,4 +1,4 @@
-"""The vision tower's attention on the host, thread by thread, beside NaN in what is not live."""
+"""The vision tower's attention on the host, thread by thread, with NaN in what is not live."""
 
 from pathlib import Path
 
