@@ -214,8 +214,8 @@ def weights(counted: Counts, prose: Counts, tokens: int, by_id: float = BY_ID) -
     shares = sum(one.share for one in groups().values())
     for name, counts in counted.items():
         part = (1 - by_id) * groups()[name].share / shares
-        told = PROSE_SHARE if prose[name].sum() else 0
-        for share, own in ((1 - told, counts), (told, prose[name])):
+        own_share = PROSE_SHARE if prose[name].sum() else 0
+        for share, own in ((1 - own_share, counts), (own_share, prose[name])):
             total += part * share * own[:tokens] / max(1, own.sum())
     return total
 
