@@ -13,9 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from spark_engine.errors import InternalError, RequestError
-from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, verify_family
+from spark_engine.interface import DECODE, DRAFT_HEAD, PREFILL, PREFILL_TILE, verify_family
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.constraint import Grammars
+from spark_engine.runtime.engine.draft_counts import MTP, DraftCounts
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.masks import Masks
 from spark_engine.runtime.engine.policy.pacing import BALANCED, PrefillPolicy
@@ -172,7 +173,9 @@ class Engine:
         state = None
         if constraint is not None:
             state = ConstraintState(constraint, self.loaded.limits.vocab, stops, drafts)
-        seq = Sequence(request_id, request, limit, stops, seed, drafts, state)
+        counted = params.draft_counts and self.drafts
+        own = {MTP: DraftCounts.zeros(self.drafts)} if counted else None
+        seq = Sequence(request_id, request, limit, stops, seed, drafts, state, by_source=own)
         self.scheduler.add(seq)
         self._next_id = request_id + 1
         self._live[request_id] = seq
@@ -294,4 +297,5 @@ class Engine:
             invariant=loaded.invariant,
             fixed=self.options.fixed_drafts,
             image_rows=limits.image_rows,
+            headless=not any(s.spec.name.startswith(DRAFT_HEAD) for s in loaded.states),
         )
