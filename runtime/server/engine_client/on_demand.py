@@ -3,8 +3,8 @@
 Knows one engine; which engines are loaded is decided in `residency.py`.
 """
 
+import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Sequence
 
 from spark_engine.runtime.engine.request import Request
@@ -36,8 +36,9 @@ class OnDemandClient(EngineClient):
 
     Attributes:
         changed: is called where a request begins to wait, and where one has ended.
-        used: when a request last began or ended, on the clock of `time.monotonic`.
+        used: when a request last began or ended, on the loop's clock.
         since: when the engine was loaded. `wanted`: when a request began to wait for it.
+        owed: others end their requests for it: it is loaded even if nobody waits any more.
     """
 
     late = NotLoaded
@@ -55,9 +56,9 @@ class OnDemandClient(EngineClient):
         super().__init__(command, max_queue, how, trace)
         self.name, self.info, self._build = name, info, info.build
         self.changed: Callable[[], None] = lambda: None
-        self.used = self.since = self.wanted = time.monotonic()
-        self._paused = self._loading = self._unloading = False
-        self._failures, self._retry_at = 0, 0.0
+        self.used = self.since = self.wanted = 0.0
+        self.owed = self._paused = self._loading = self._unloading = False
+        self._retry_s = self._retry_at = 0.0
 
     @property
     def accepting(self) -> bool:
@@ -71,8 +72,8 @@ class OnDemandClient(EngineClient):
 
     @property
     def waits(self) -> bool:
-        """Whether requests wait, and nothing was done for them."""
-        return self._held > 0 and not self.resident
+        """Whether it is to be loaded, and that has not begun."""
+        return (self._held > 0 or self.owed) and not self.resident
 
     @property
     def may_leave(self) -> bool:
@@ -89,7 +90,7 @@ class OnDemandClient(EngineClient):
             return "loaded"
         if self.resident:
             return "unloading" if self._unloading else "loading"
-        return "failed" if time.monotonic() < self._retry_at else "unloaded"
+        return "failed" if _now() < self._retry_at else "unloaded"
 
     @property
     def words(self) -> str:
@@ -106,10 +107,10 @@ class OnDemandClient(EngineClient):
 
     def submit(self, requests: Sequence[Request], box: Mailbox, slots: int) -> list[int]:
         """Also raises NotLoaded shortly after a process did not start."""
-        now = time.monotonic()
+        now = _now()
         if now < self._retry_at and not self.resident:
             raise NotLoaded(self.words)
-        if not self._held:
+        if not (self._held or self.owed):
             self.wanted = now
         ids = super().submit(requests, box, slots)
         self.used = now
@@ -128,19 +129,19 @@ class OnDemandClient(EngineClient):
     def load(self) -> Coroutine[None, None, None]:
         """From now on its memory is taken. The result waits until the engine runs, and raises what
         `start` raises."""
-        self._loading = True
+        self._loading, self.owed = True, False
         return self._load()
 
     async def _load(self) -> None:
         log.info("model %s: loading its engine", self.name)
-        began = time.monotonic()
+        began = _now()
         self._backoff = Backoff(self._how.restarts, self._how.window_s)
         self.death = None
         try:
             await self.start()
         finally:
             self._loading = False
-        log.info("model %s: loaded in %.1f s", self.name, time.monotonic() - began)
+        log.info("model %s: loaded in %.1f s", self.name, _now() - began)
 
     def unload(self) -> Coroutine[None, None, None]:
         """From now on requests wait for the next process; none may run. The result ends this one
@@ -158,8 +159,8 @@ class OnDemandClient(EngineClient):
         log.info("model %s: unloaded its engine", self.name)
 
     def on_engine_ready(self) -> None:
-        self.loads, self._failures = self.loads + self._loading, 0
-        self.since = self.used = time.monotonic()
+        self.loads, self._retry_s = self.loads + self._loading, 0.0
+        self.since = self.used = _now()
         if not self._paused:
             super().on_engine_ready()
 
@@ -174,12 +175,16 @@ class OnDemandClient(EngineClient):
         if death.reason == CLOSED:
             super()._give_up(death)
             return
-        pause = min(FIRST_PAUSE_S * 2.0**self._failures, LONGEST_PAUSE_S)
-        self._failures, self._retry_at = self._failures + 1, time.monotonic() + pause
+        self._retry_s = min(max(2 * self._retry_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        self._retry_at = _now() + self._retry_s
         log.error("model %s: its engine does not run: %s", self.name, death.reason)
         self._end(death)
 
     def _forget(self, number: int, one: _Open) -> None:
         super()._forget(number, one)
-        self.used = time.monotonic()
+        self.used = _now()
         self.changed()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -5,7 +5,6 @@ Knows the planned bytes of each engine and the memory for all; knows no HTTP and
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -34,9 +33,11 @@ class Residency:
 
     Where the memory is used up, it first unloads engines without requests, the least recently used
     one first. If that is not enough, an engine with requests gets no new ones once it has been
-    loaded for `turn_s` seconds, and is unloaded when the last one has ended. `rooms`: bytes by
-    memory; None: as many as there are. `idle_s`: an engine without requests is unloaded after so
-    many seconds; None: never. All methods run in one event loop.
+    loaded for `turn_s` seconds, and is unloaded when the last one has ended. Such a change is
+    completed even if nobody waits for it any more: requests that wait for a shorter time than
+    others take would otherwise never be answered. `rooms`: bytes by memory; None: as many as there
+    are. `idle_s`: an engine without requests is unloaded after so many seconds; None: never. All
+    methods run in one event loop.
     """
 
     def __init__(
@@ -105,7 +106,9 @@ class Residency:
                 self._run(row.client.load())
                 continue
             blocked.add(row.memory)
-            paused |= self._make_room(row)
+            ending = self._make_room(row)
+            row.client.owed |= bool(ending)
+            paused |= ending
         for row in self._rows:
             if not row.client.leaving:
                 row.client.pause(row in paused)
@@ -117,7 +120,7 @@ class Residency:
 
     def _make_room(self, wanted: Resident) -> set[Resident]:
         """Unloads engines for this one; returns those that must end their requests first."""
-        now, paused = time.monotonic(), set()
+        now, paused = asyncio.get_running_loop().time(), set()
         rows = [row for row in self._rows if row.memory == wanted.memory]
         lacks = self.taken(wanted.memory) + wanted.needs - (self._rooms[wanted.memory] or 0)
         lacks -= sum(row.needs for row in rows if row.client.leaving)
@@ -143,7 +146,7 @@ class Residency:
         for row in self._rows:
             if not row.client.may_leave or row.open():
                 continue
-            rest = row.client.used + self._idle_s - time.monotonic()
+            rest = row.client.used + self._idle_s - asyncio.get_running_loop().time()
             if rest <= 0:
                 self._run(row.client.unload())
             else:

@@ -28,9 +28,6 @@ class Engines(Collector):
     def __init__(self) -> None:
         self.rows: list[Collector] = []
 
-    def add(self, row: Collector) -> None:
-        self.rows.append(row)
-
     def collect(self) -> Iterator[Metric]:
         found: dict[str, Metric] = {}
         for row in self.rows:

@@ -74,8 +74,8 @@ class Metrics:
         else:
             self._begin()
         self._model = model
-        self._engines.add(EngineCollector(model, read, limits, loaded))
-        self._processes.add(ProcessFigures(model, lambda: pid() or -1, self._processes))
+        self._engines.rows.append(EngineCollector(model, read, limits, loaded))
+        self._processes.rows.append(ProcessFigures(model, lambda: pid() or -1, self._processes))
         self._bind()
 
     def _begin(self) -> None:
