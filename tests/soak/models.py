@@ -2,11 +2,12 @@
 
     python -m tests.soak.models [MINUTES]      20 by default; exit code 1 where something is wrong
 
-The embedded model is served three times: its folder, a copy of it, and a copy that is damaged for a
-part of the time. Clients ask all three at random, whole and as streams, some leave early, some name
-no model that is there. Meanwhile engine processes are killed, also while they load. Every request
-must end in the answer of its model (which all three give alike), or in a 503 that says why; only a
-kill excuses others. At no time may more engine processes run than are planned.
+The embedded model is served three times: its folder, a copy of it, and a copy that is damaged again
+and again, until it was refused. Clients ask all three at random, whole and as streams, some leave
+early, some name no model that is there. Meanwhile engine processes are killed, also while they
+load. Every request must end in the answer of its model (which all three give alike), or in a 503
+that says why; only a kill excuses others. At no time may more engine processes run than are
+planned. After each repair the copy must answer again in bounded time, under the same load.
 """
 
 import asyncio
@@ -33,8 +34,11 @@ from tests.ports import free_port
 from tests.soak.attacks.processes import ENGINE, children, family, is_running, runs
 
 CLIENTS, START_S, END_S, ANSWER_S = 8, 300.0, 60.0, 240.0
-KILL_S, DAMAGE_S, LOOK_S = 60.0, 40.0, 0.1
+KILL_S, DAMAGE_S, LOOK_S = 60.0, 20.0, 0.1
 EXCUSED_S = 15.0  # after a kill
+# Until a damaged engine is unloaded and refused, or a repaired one answers: the longest pause between
+# tries, and a turn of each other model, with loads on a busy machine.
+CHANGED_S = 150.0
 MOST_DESCRIPTORS = 60  # more than at the start: connections of the clients
 EXPECTED = ("model_not_loaded", "queue_full", "engine_restarting")
 PROMPTS = ("What is 3 plus 4?", "What is 12 plus 30?", "Once upon a time")
@@ -194,9 +198,21 @@ class Soak:
             await asyncio.sleep(DAMAGE_S)
             file.rename(aside)
             file.write_text("{}")
-            self.ended["damage"] += 1
+            await self._counts("damaged 503 model_not_loaded")
             await asyncio.sleep(DAMAGE_S)
             aside.rename(file)
+            await self._counts("damaged")
+            self.ended["repair"] += 1
+
+    async def _counts(self, name: str) -> None:
+        """Waits until another request ends so."""
+        before, began = self.ended[name], time.monotonic()
+        while self.ended[name] == before:
+            await asyncio.sleep(LOOK_S)
+            if time.monotonic() - began > CHANGED_S:
+                self.note(False, f"no {name} for {CHANGED_S:g} s")
+                return
+        print(f"{name} after {time.monotonic() - began:.0f} s", flush=True)
 
     async def _watch(self, server: int) -> None:
         while True:
@@ -215,6 +231,7 @@ class Soak:
             self.note(bool(loads) and loads[0] >= 1, f"{name} was loaded {loads} times")
             self.note(self.ended[name] > 0, f"{name} answered nothing")
             print(f"{name}: loaded {loads} times")
+        self.note(self.ended["repair"] > 0, "nothing was damaged and repaired")
         for name, count in sorted(self.ended.items()):
             print(f"  {count:6} {name}")
 
