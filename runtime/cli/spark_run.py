@@ -7,7 +7,7 @@ nothing is refused.
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -110,26 +110,21 @@ def main(
     can serve, and what to do where it cannot.
     """
     with standard_error(_log_format(context, values)), command(NAME):
+        # click before 8.5 does not look here for an argument of many values
         engine = engine or (context.default_map or {}).get(FOLDER.name, ())
         if print_config:
-
-            def given(name: str) -> bool:
-                return bool(engine) if name == FOLDER.name else _given(context, name)
-
+            given = partial(_given, context)
             click.echo(config_file.write(OF_FILE, {"engine": engine, **values}, given), nl=False)
             return
         mode = _mode(context, values)
         choose(os.environ, values["device"])
         folders = split_names(engine) or {"": _embedded()}
-        for folder in folders.values():
-            _check_device(folder, values["device"])
+        _check_device(folders.values(), values["device"])
         if mode is Mode.SERVE:
             code = _serve(folders, values)
         elif len(folders) > 1 or "" not in folders:
-            words = (
-                f"{mode.flag} runs one engine folder, without a name, and not {' '.join(engine)}"
-            )
-            raise OptionError(f"{words}: --serve takes several")
+            words = f"{' '.join(engine)}: one folder, without a name"
+            raise OptionError(f"{words}; --serve takes several, and NAME=FOLDER")
         else:
             others = {Mode.BATCH: _batch, Mode.TERMINAL: _chat}
             code = others.get(mode, partial(_answer, mode))(folders[""], values)
@@ -138,9 +133,11 @@ def main(
         sys.exit(code)
 
 
-def _check_device(folder: Path, number: int | None) -> None:
-    """Raises OptionError where a GPU is chosen for an engine that uses none."""
-    if number is not None and (target := read_manifest(folder).target) in HOST_TARGETS:
+def _check_device(folders: Collection[Path], number: int | None) -> None:
+    """Raises OptionError where a GPU is chosen for engines that use none."""
+    targets = {} if number is None else {one: read_manifest(one).target for one in folders}
+    if targets and {*targets.values()} <= {*HOST_TARGETS}:
+        folder, target = next(iter(targets.items()))
         words = f"{folder} is for the {target}: leave it out, or build for the GPU with --target"
         raise OptionError(f"--device does nothing: {words}")
 

@@ -7,7 +7,8 @@ and again, until it was refused. Clients ask all three at random, whole and as s
 early, some name no model that is there. Meanwhile engine processes are killed, also while they
 load. Every request must end in the answer of its model (which all three give alike), or in a 503
 that says why; only a kill excuses others. At no time may more engine processes run than are
-planned. After each repair the copy must answer again in bounded time, under the same load.
+planned. After each repair the copy must answer again in bounded time, under the same load, in which
+only the kills pause.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -28,6 +30,8 @@ import httpx
 
 from spark_engine.engine_file import read_manifest
 from spark_engine.runtime.offline.embedded import cache_folder, embedded_engine
+from spark_engine.runtime.server.engine_client.residency import TURN_S
+from spark_engine.runtime.server.engine_client.supervisor import LONGEST_PAUSE_S
 from spark_engine.runtime.server.process.models import needed
 from spark_engine.runtime.server.process.options import ServerOptions
 from tests.ports import free_port
@@ -36,9 +40,7 @@ from tests.soak.attacks.processes import ENGINE, children, family, is_running, r
 CLIENTS, START_S, END_S, ANSWER_S = 8, 300.0, 60.0, 240.0
 KILL_S, DAMAGE_S, LOOK_S = 60.0, 20.0, 0.1
 EXCUSED_S = 15.0  # after a kill
-# Until a damaged engine is unloaded and refused, or a repaired one answers: the longest pause between
-# tries, and a turn of each other model, with loads on a busy machine.
-CHANGED_S = 150.0
+DRAIN_S = 10.0  # of the requests that run in an engine
 MOST_DESCRIPTORS = 60  # more than at the start: connections of the clients
 EXPECTED = ("model_not_loaded", "queue_full", "engine_restarting")
 PROMPTS = ("What is 3 plus 4?", "What is 12 plus 30?", "Once upon a time")
@@ -50,7 +52,7 @@ class Soak:
         self.port, self.log = free_port(), folder / "log"
         self.wrong, self.ended = list[str](), Counter[str]()
         self.answers = dict[str, str]()
-        self.killed = 0.0
+        self.killed, self.mending = 0.0, False
         self.random = random.Random(1)
         self.damaged = folder / "damaged"
 
@@ -95,10 +97,11 @@ class Soak:
                 process.kill()
         return self.wrong
 
-    def note(self, ok: bool, words: str) -> None:
+    def note(self, ok: bool, words: str) -> bool:
         if not ok:
             self.wrong.append(words)
             print("WRONG:", words, flush=True)
+        return ok
 
     async def _healthy(self, client: httpx.AsyncClient) -> None:
         end = time.monotonic() + START_S
@@ -186,7 +189,7 @@ class Soak:
     async def _kill(self, server: int) -> None:
         while True:
             await asyncio.sleep(KILL_S * (0.5 + self.random.random()))
-            for pid in self._engines(server):
+            for pid in self._engines(server) if not self.mending else ():
                 self.killed = time.monotonic()
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -198,21 +201,29 @@ class Soak:
             await asyncio.sleep(DAMAGE_S)
             file.rename(aside)
             file.write_text("{}")
-            await self._counts("damaged 503 model_not_loaded")
+            await self._ends("damaged 503 model_not_loaded")
             await asyncio.sleep(DAMAGE_S)
             aside.rename(file)
-            await self._counts("damaged")
+            self.mending = True
+            await self._ends("damaged")
+            self.mending = False
             self.ended["repair"] += 1
 
-    async def _counts(self, name: str) -> None:
-        """Waits until another request ends so."""
-        before, began = self.ended[name], time.monotonic()
-        while self.ended[name] == before:
+    async def _ends(self, how: str) -> None:
+        """Waits until another request ends so, which takes the longest pause between two tries, and
+        a turn of each model."""
+        before, began, seconds = self.ended[how], time.monotonic(), 0.0
+        while self.ended[how] == before and self.note(
+            seconds <= LONGEST_PAUSE_S + len(self.names) * (TURN_S + DRAIN_S + self._slowest()),
+            f"no {how} for {seconds:.0f} s, and an engine is loaded in {self._slowest():.0f} s",
+        ):
             await asyncio.sleep(LOOK_S)
-            if time.monotonic() - began > CHANGED_S:
-                self.note(False, f"no {name} for {CHANGED_S:g} s")
-                return
-        print(f"{name} after {time.monotonic() - began:.0f} s", flush=True)
+            seconds = time.monotonic() - began
+        print(f"{how} after {seconds:.0f} s", flush=True)
+
+    def _slowest(self) -> float:
+        """Seconds of the slowest load so far."""
+        return max(map(float, re.findall(r"loaded in ([\d.]+) s", self.log.read_text())))
 
     async def _watch(self, server: int) -> None:
         while True:

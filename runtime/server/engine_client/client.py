@@ -89,13 +89,10 @@ class EngineClient(Supervisor):
 
     When it ends, a request with a token ends with EngineDied; the others are sent to the next
     process, once, and so are requests that arrive before it runs. They wait for `how.wait_s` at
-    most and then end with `late`. All methods run in one event loop. `command` starts the
+    most and then end with Restarting. All methods run in one event loop. `command` starts the
     process; the socket's address is appended. At most `max_queue` requests beyond the engine's
     slots are accepted. `trace` records what is done here.
     """
-
-    late: type[Busy] = Restarting
-    late_words = "the engine stopped, and has been starting again for {:g} s; retry"
 
     def __init__(
         self,
@@ -264,4 +261,5 @@ class EngineClient(Supervisor):
         self._open.pop(number, None)
 
     def _on_long_wait(self, number: int) -> None:
-        self._deliver(number, self.late(self.late_words.format(self._how.wait_s)), last=True)
+        words = f"the engine stopped, and has been starting again for {self._how.wait_s:g} s"
+        self._deliver(number, Restarting(f"{words}; retry"), last=True)

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 
 from spark_engine.runtime.engine.request import Request
-from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server.engine_client import ipc
 from spark_engine.runtime.server.engine_client.client import Busy, EngineClient, Mailbox, _Open
 from spark_engine.runtime.server.engine_client.engine_process import Death
@@ -38,26 +37,18 @@ class OnDemandClient(EngineClient):
         changed: is called where a request begins to wait, and where one has ended.
         used: when a request last began or ended, on the loop's clock.
         since: when the engine was loaded. `wanted`: when a request began to wait for it.
+        leaving: it is being unloaded.
         owed: others end their requests for it: it is loaded even if nobody waits any more.
     """
 
-    late = NotLoaded
-    late_words = "the engine of this model was not loaded within {:g} s; retry"
-
     def __init__(
-        self,
-        name: str,
-        info: ipc.EngineInfo,
-        command: Sequence[str],
-        max_queue: int,
-        how: Supervision,
-        trace: NoTrace | None = None,
+        self, name: str, info: ipc.EngineInfo, command: Sequence[str], most: int, how: Supervision
     ) -> None:
-        super().__init__(command, max_queue, how, trace)
+        super().__init__(command, most, how)
         self.name, self.info, self._build = name, info, info.build
         self.changed: Callable[[], None] = lambda: None
         self.used = self.since = self.wanted = 0.0
-        self.owed = self._paused = self._loading = self._unloading = False
+        self.owed = self.leaving = self._paused = self._loading = False
         self._retry_s = self._retry_at = 0.0
 
     @property
@@ -78,18 +69,14 @@ class OnDemandClient(EngineClient):
     @property
     def may_leave(self) -> bool:
         """Whether it may be unloaded once its requests allow it."""
-        return self.resident and not self._loading and not self._unloading
-
-    @property
-    def leaving(self) -> bool:
-        return self._unloading
+        return self.resident and not self._loading and not self.leaving
 
     @property
     def state(self) -> str:
         if self.running:
             return "loaded"
         if self.resident:
-            return "unloading" if self._unloading else "loading"
+            return "unloading" if self.leaving else "loading"
         return "failed" if _now() < self._retry_at else "unloaded"
 
     @property
@@ -147,14 +134,14 @@ class OnDemandClient(EngineClient):
         """From now on requests wait for the next process; none may run. The result ends this one
         and frees its memory."""
         assert not self.sent
-        self.running, self._unloading = False, True
+        self.running, self.leaving = False, True
         return self._unload()
 
     async def _unload(self) -> None:
         try:
             await self._stop()
         finally:
-            self._unloading = self._paused = False
+            self.leaving = self._paused = False
             self._stats = ipc.Stats()
         log.info("model %s: unloaded its engine", self.name)
 
@@ -163,6 +150,10 @@ class OnDemandClient(EngineClient):
         self.since = self.used = _now()
         if not self._paused:
             super().on_engine_ready()
+
+    def _on_long_wait(self, number: int) -> None:
+        words = f"the engine of this model was not loaded within {self._how.wait_s:g} s; retry"
+        self._deliver(number, NotLoaded(words), last=True)
 
     def on_engine_lost(self, words: str, for_good: bool) -> None:
         if for_good and self.reason != CLOSED:

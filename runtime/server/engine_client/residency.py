@@ -162,18 +162,16 @@ class Residency:
         self._timer = loop.call_later(min(given), decide, context=own) if given else None
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.ensure_future(self._logged(work))
+        task = asyncio.ensure_future(self._done(work))
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._tasks.discard)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._wake()
-
-    async def _logged(self, work: Coroutine[None, None, None]) -> None:
+    async def _done(self, work: Coroutine[None, None, None]) -> None:
         try:
             await work
         except SparkError:
             pass  # its client has logged it, and ended the requests that waited
         except Exception:
             log.exception("an engine could not be loaded or unloaded")
+        finally:
+            self._wake()

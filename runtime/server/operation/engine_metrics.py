@@ -20,6 +20,7 @@ PREFIXES = ("spark:", "vllm:")
 Labels = TypeVar("Labels", str, tuple[str, str])
 Read = Callable[[], tuple[Stats, float]]
 Loaded = Callable[[], tuple[bool, int]]
+Pid = Callable[[], int | None]
 
 
 class Engines(Collector):
@@ -37,33 +38,25 @@ class Engines(Collector):
         yield from found.values()
 
 
-class ProcessFigures(Collector):
-    """Time and memory of an engine's process; labelled where the server has several `engines`."""
-
-    def __init__(self, model: str, pid: Callable[[], int], engines: Engines) -> None:
-        self._model, self._engines = model, engines
-        self._process = ProcessCollector("spark_engine", pid, registry=None)
-
-    def collect(self) -> Iterator[Metric]:
-        more = {"model_name": self._model} if len(self._engines.rows) > 1 else {}
-        for metric in self._process.collect():
-            metric.samples = [s._replace(labels={**s.labels, **more}) for s in metric.samples]
-            yield metric
-
-
 class EngineCollector(Collector):
-    """The engine's counters and description. `read` returns the counters and the last step's age
-    in seconds.
+    """The engine's counters and description, time and memory of its process `pid`. `read` returns
+    the counters and the last step's age in seconds.
 
     `limits` None omits the description, `loaded` None whether and how often it was loaded.
     """
 
     def __init__(
-        self, model: str, read: Read, limits: Limits | None = None, loaded: Loaded | None = None
+        self,
+        model: str,
+        read: Read,
+        limits: Limits | None = None,
+        loaded: Loaded | None = None,
+        pid: Pid = lambda: None,
     ) -> None:
         self._model = model
         self._read = read
         self._limits, self._loaded = limits, loaded
+        self._process = ProcessCollector("spark_engine", lambda: pid() or -1, registry=None)
         self._release = {"commit": "", **release(), "python": platform.python_version()}
 
     def collect(self) -> Iterator[Metric]:
@@ -89,6 +82,11 @@ class EngineCollector(Collector):
             now, loads = self._loaded()
             yield self._gauge("spark:engine_loaded", now)
             yield self._counter("spark:engine_loads", {"": loads})
+        for metric in self._process.collect():
+            if self._loaded is not None:  # several may have one
+                mine = {"model_name": self._model}
+                metric.samples = [s._replace(labels=s.labels | mine) for s in metric.samples]
+            yield metric
 
     def _infos(self, stats: Stats) -> Iterator[Metric]:
         """A gauge of 1 with facts as labels."""

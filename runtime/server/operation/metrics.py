@@ -8,7 +8,7 @@ alerts and dashboards exist from the start, at 0, so that a first event is an in
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from prometheus_client import (
@@ -30,7 +30,7 @@ from spark_engine.runtime.server.operation.engine_metrics import (
     EngineCollector,
     Engines,
     Loaded,
-    ProcessFigures,
+    Pid,
     Read,
 )
 
@@ -50,7 +50,6 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "inter_token_latency_seconds": ("vllm:time_per_output_token_seconds",)  # until vLLM 0.11
 }
 OWN = frozenset(("admission_rejections",))  # vLLM has no such counter
-Pid = Callable[[], int | None]
 F = TypeVar("F", Counter, Histogram)
 
 
@@ -74,8 +73,7 @@ class Metrics:
         else:
             self._begin()
         self._model = model
-        self._engines.rows.append(EngineCollector(model, read, limits, loaded))
-        self._processes.rows.append(ProcessFigures(model, lambda: pid() or -1, self._processes))
+        self._engines.rows.append(EngineCollector(model, read, limits, loaded, pid))
         self._bind()
 
     def _begin(self) -> None:
@@ -84,11 +82,10 @@ class Metrics:
         self.registry, self._of_keys = CollectorRegistry(), CollectorRegistry()
         self._twice = CollectorRegistry()
         self._families: dict[str, Counter | Histogram] = {}
-        self._engines, self._processes = Engines(), Engines()
+        self._engines = Engines()
         self.registry.register(self._engines)
         self.registry.register(_Twice(self._twice))
         ProcessCollector(registry=self.registry)
-        self.registry.register(self._processes)
         PlatformCollector(registry=self.registry)
         self._add_http()
 

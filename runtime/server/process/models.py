@@ -6,8 +6,9 @@ Knows manifests and options; which engines are loaded is decided in `engine_clie
 import contextlib
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from spark_engine.device.host_memory import available_memory
@@ -111,10 +112,6 @@ def _free_on_gpu() -> int | None:
         return None  # the engines say what is wrong with it
 
 
-def _open_of(service: Service) -> Callable[[], int]:
-    return lambda: service.open
-
-
 @contextlib.asynccontextmanager
 async def open_models(
     rows: Sequence[ServedModel], rooms: Mapping[str, int | None], idle_s: float | None = None
@@ -134,7 +131,8 @@ async def open_models(
             opened = open_service(row.command, row.folder, row.options, client, beside)
             service = await stack.enter_async_context(opened)
             services.append(service)
-            residents.append(Resident(client, row.needs, row.memory, _open_of(service)))
+            open_ = partial(getattr, service, "open")
+            residents.append(Resident(client, row.needs, row.memory, open_))
         residency = Residency(residents, rooms, idle_s)
         stack.push_async_callback(residency.close)
         await residency.begin()

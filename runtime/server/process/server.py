@@ -35,7 +35,7 @@ from spark_engine.runtime.server.operation.log_limit import limited_log
 from spark_engine.runtime.server.operation.telemetry import check_endpoint
 from spark_engine.runtime.server.page.report import make_report
 from spark_engine.runtime.server.process import leaving, lifecycle
-from spark_engine.runtime.server.process.models import ServedModel, open_models, plan_models
+from spark_engine.runtime.server.process.models import open_models, plan_models
 from spark_engine.runtime.server.process.open_service import open_service, prepare
 from spark_engine.runtime.server.process.options import ServerOptions
 from spark_engine.runtime.server.process.port import bind
@@ -63,7 +63,8 @@ def run_models(folders: Mapping[str, Path], options: ServerOptions) -> int:
     """Serves engines under their names, each loaded while it is wanted. Raises what `run` does."""
     rows, rooms = plan_models(folders, options)
     _check(options)
-    return leaving.run(serve_models(rows, rooms, options))
+    opened = open_models(rows, rooms, options.idle_unload_s)
+    return leaving.run(_serve(opened, [row.folder for row in rows], options))
 
 
 def _check(options: ServerOptions) -> None:
@@ -81,14 +82,6 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             yield Models([service])
 
     return await _serve(opened(), [folder], options)
-
-
-async def serve_models(
-    rows: Sequence[ServedModel], rooms: Mapping[str, int | None], options: ServerOptions
-) -> int:
-    """Serves models by the engine processes of their commands; `rooms`: see `Residency`."""
-    opened = open_models(rows, rooms, options.idle_unload_s)
-    return await _serve(opened, [row.folder for row in rows], options)
 
 
 async def _serve(
@@ -194,11 +187,7 @@ class _Server(uvicorn.Server):
     """uvicorn with our shutdown: drain, then cancel, then close, and an exit code."""
 
     def __init__(
-        self,
-        config: uvicorn.Config,
-        endpoints: Endpoints,
-        options: ServerOptions,
-        name: str,
+        self, config: uvicorn.Config, endpoints: Endpoints, options: ServerOptions, name: str
     ) -> None:
         super().__init__(config)
         self._name = name

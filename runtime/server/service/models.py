@@ -3,6 +3,7 @@
 Knows names and services; a body's model is read here where it is small, else in another process.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -18,15 +19,11 @@ class Models:
     """Services by the names of their models. The first one answers requests without a name."""
 
     def __init__(self, services: Sequence[Service]) -> None:
-        self.services = tuple(services)
+        self.services, self.first = tuple(services), services[0]
         self._by_name = {name: one for one in services for name in one.names}
 
     def __iter__(self) -> Iterator[tuple[str, Service]]:
         return iter(self._by_name.items())
-
-    @property
-    def first(self) -> Service:
-        return self.services[0]
 
     @property
     def several(self) -> bool:
@@ -86,8 +83,4 @@ class Models:
 
     def states(self) -> dict[str, int]:
         """Models by their state."""
-        found: dict[str, int] = {}
-        for service in self.services:
-            state = service.client.state or "loaded"
-            found[state] = found.get(state, 0) + 1
-        return found
+        return Counter(service.client.state or "loaded" for service in self.services)
