@@ -4,7 +4,6 @@ Knows the command line and the environment; `command` says how it ends.
 """
 
 import json
-import math
 import os
 import random
 import shlex
@@ -37,24 +36,12 @@ from spark_engine.bench.timings import Server
 from spark_engine.command import check_writable, command
 from spark_engine.errors import OptionError
 from spark_engine.progress import Progress
+from spark_engine.runtime.cli.options.option import Finite
 
 LOCK = "spark-bench.lock"
 RANDOM = ("prompts", "input", "turn_input", "output", "turns", "shared", "pause", "vocab",
           "tokenizer")  # fmt: skip
 KEY, HIDDEN = "--api-key", "***"
-
-
-class Finite(click.FloatRange):
-    """A range of floats that refuses `nan` and `inf`."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """The number."""
-        found = float(super().convert(value, param, ctx))
-        if not math.isfinite(found):
-            self.fail(f"{found} is not a finite number.", param, ctx)
-        return found
 
 
 COUNT = click.IntRange(1)

@@ -13,6 +13,7 @@ import click
 
 from spark_engine.command import command
 from spark_engine.device.choice import HELP, choose
+from spark_engine.runtime.cli.options.option import Finite
 from spark_engine.runtime.doctor import engines, gpu, machine
 from spark_engine.runtime.doctor.report import DoctorReport, roots
 
@@ -29,7 +30,7 @@ SERVED, NONE_SERVED = 0, 1
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--host-gib",
-    type=click.FloatRange(0),
+    type=Finite(0),
     metavar="G",
     help="GiB that stay with the host where a GPU shares its memory; by default 10.",
 )

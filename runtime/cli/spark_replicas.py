@@ -24,7 +24,7 @@ from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.hints import extra
 from spark_engine.runtime.cli.options import config_file
-from spark_engine.runtime.cli.options.option import Group, Grouped
+from spark_engine.runtime.cli.options.option import Finite, Group, Grouped
 from spark_engine.runtime.cli.options.run_options import OF_FILE, OPTIONS, server_options
 from spark_engine.runtime.offline.embedded import cache_folder, embedded_engine
 from spark_engine.runtime.server.http.host_names import allowed_hosts
@@ -48,14 +48,14 @@ _BY = click.option(
 )
 _TARGET = click.option(
     "--target",
-    type=click.FloatRange(0, min_open=True),
+    type=Finite(0, min_open=True),
     metavar="N",
     help="Requests that one replica is to have, where their number may change; by default as many "
     "as its engine decodes at once.",
 )
 _GPUS = click.option(
     "--gpus",
-    type=click.FloatRange(0),
+    type=Finite(0),
     metavar="N",
     help="GPUs of each; by default as many as its engine has ranks.",
 )
@@ -88,9 +88,7 @@ def main() -> None:
 @click.option("--replicas", default="1", show_default=True, metavar="N|MIN-MAX", help="How many.")
 @_TARGET
 @_GPUS
-@click.option(
-    "--cpus", type=click.FloatRange(0), default=1.0, show_default=True, help="CPUs of each."
-)
+@click.option("--cpus", type=Finite(0), default=1.0, show_default=True, help="CPUs of each.")
 @_RAY
 @_BY
 def run(
@@ -146,7 +144,7 @@ def run(
 @click.option("--host", default=LOCAL, show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option("--max-connections", type=click.IntRange(1), default=2048, show_default=True)
-@click.option("--drain-timeout", type=click.FloatRange(0), default=30.0, show_default=True)
+@click.option("--drain-timeout", type=Finite(0), default=30.0, show_default=True)
 @click.option(
     "--allowed-hosts",
     multiple=True,

@@ -5,11 +5,11 @@ Rows of the table in `runtime/cli/options/run_options.py`.
 
 import click
 
-from spark_engine.runtime.cli.options.option import APIS, Group, table
+from spark_engine.runtime.cli.options.option import APIS, Finite, Group, table
 from spark_engine.runtime.server.operation.logs import LogFormat, LogLevel
 from spark_engine.runtime.server.process.options import ServerOptions
 
-ABOVE_0 = click.FloatRange(0, min_open=True)
+ABOVE_0 = Finite(0, min_open=True)
 _key, _server, _log = (
     table(group, ServerOptions) for group in (Group.SECURITY, Group.SERVER, Group.LOGGING)
 )

@@ -5,6 +5,7 @@ Knows click; knows no option. The options are the table of `runtime/cli/options/
 
 import dataclasses
 import enum
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -17,6 +18,19 @@ from spark_engine.hints import explain
 T = TypeVar("T")
 # bool makes a flag
 Kind: TypeAlias = "type[bool] | type[int] | type[float] | type[str] | click.ParamType[Any]"
+
+
+class Finite(click.FloatRange):
+    """A range of floats that refuses `nan` and `inf`."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number."""
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{found} is not a finite number.", param, ctx)
+        return found
 
 
 class Mode(enum.StrEnum):

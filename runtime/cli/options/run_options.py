@@ -16,7 +16,16 @@ from spark_engine.errors import OptionError
 from spark_engine.interface import MOST_DRAFTS
 from spark_engine.runtime.cli.options.answer_options import ANSWER, CHAT
 from spark_engine.runtime.cli.options.operation_options import ABOVE_0, BOUNDS, KEYS, LOGGING
-from spark_engine.runtime.cli.options.option import APIS, MANY, SERVING, Group, Option, fill, table
+from spark_engine.runtime.cli.options.option import (
+    APIS,
+    MANY,
+    SERVING,
+    Finite,
+    Group,
+    Option,
+    fill,
+    table,
+)
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.policy.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.server.api.common import Body
@@ -108,7 +117,7 @@ ENGINE = (
     _engine(
         "--host-gib",
         "GiB that stay with the host where a GPU shares its memory (a DGX Spark); by default 10.",
-        click.FloatRange(0, MOST_GIB),
+        Finite(0, MOST_GIB),
         field="host_bytes",
         metavar="G",
         turn=lambda gib: None if gib is None else int(gib * GIB),
@@ -156,14 +165,14 @@ SERVER = (
     _server(
         "--drain-timeout",
         "Seconds for running requests to finish after SIGTERM.",
-        click.FloatRange(0),
+        Finite(0),
         "drain_timeout_s",
     ),
     _server("--no-page", "Serve no page at /.", bool, "page", turn=operator.not_),
     _service(
         "--watchdog-s",
         "Seconds without a step that end a hung engine; by default 10 (60 on a CPU), 0: never.",
-        click.FloatRange(0),
+        Finite(0),
         metavar="T",
     ),
     _service(
@@ -175,7 +184,7 @@ SERVER = (
     _service(
         "--restart-wait",
         "Seconds that a request may wait for an engine that restarts, or is loaded.",
-        click.FloatRange(0),
+        Finite(0),
         "restart_wait_s",
         metavar="T",
     ),
@@ -189,7 +198,7 @@ SERVER = (
     _server(
         "--models-gib",
         "GiB that the loaded engines of several models may plan together; by default what is free.",
-        click.FloatRange(0, MOST_GIB, min_open=True),
+        Finite(0, MOST_GIB, min_open=True),
         "models_bytes",
         metavar="G",
         turn=lambda gib: None if gib is None else int(gib * GIB),

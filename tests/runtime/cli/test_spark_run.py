@@ -147,6 +147,10 @@ WRONG = [
     (("--serve", "--policy", "fast"), "'fast' is not one of 'latency', 'balanced', 'throughput'"),
     (("--serve", "--itl-ms", "0"), "--itl-ms 0: give milliseconds above 0"),
     (("--serve", "--itl-ms", "nan"), "--itl-ms nan"),
+    (("--serve", "--idle-unload", "nan"), "--idle-unload': nan is not a finite number"),
+    (("--serve", "--models-gib", "nan"), "--models-gib': nan is not a finite number"),
+    (("--serve", "--request-timeout", "inf"), "--request-timeout': inf is not a finite number"),
+    (("--serve", "--models-gib", "1"), "--models-gib does nothing for one engine"),
     ((), "standard input is empty"),
 ]
 
