@@ -25,6 +25,7 @@ from spark_engine.builder.plan.options import (
     CPU_MAX_SEQS,
     KV_BUDGET,
     KV_DTYPES,
+    MLP_ACTIVATIONS,
     STATE_DTYPES,
     TARGETS,
     Options,
@@ -147,6 +148,14 @@ class _Build(click.Command):
     default="auto",
     shell_complete=_one_of(*STATE_DTYPES),
     help=f"{', '.join(STATE_DTYPES)}; auto: the checkpoint's, else f32.",
+)
+@click.option(
+    "--mlp-activations",
+    default="bf16",
+    show_default=True,
+    shell_complete=_one_of(*MLP_ACTIVATIONS),
+    help="How prefill multiplies dense NVFP4 MLPs: bf16, activations as they are (W4A16); fp8, "
+    "weights and activations rounded to e4m3 (W4A8).",
 )
 @click.option(
     "--gdn-ring",

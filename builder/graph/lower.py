@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.plan.drafts import HeadFacts
 from spark_engine.builder.plan.options import BuildPlan, ModelFacts
+from spark_engine.errors import OptionError
+from spark_engine.interface import PREFILL
 from spark_engine.models.build_network import build_network
 from spark_engine.models.checkpoint.expected_tensors import VISION
 from spark_engine.models.checkpoint.files import StoredTensor
@@ -18,6 +20,7 @@ from spark_engine.models.config.model_config import FULL, LINEAR
 from spark_engine.models.draft_options import DraftOptions
 from spark_engine.models.draft_vocabulary import listed
 from spark_engine.models.weights.borrowed_scales import borrowed_note
+from spark_engine.models.weights.operands import takes_fp8
 from spark_engine.models.weights.recipes import rounded
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.state.replay_ring import ring_width
@@ -29,9 +32,19 @@ NAMED = 3  # rounded matrices that a note lists
 def lower(model: Model, plan: BuildPlan, family: str) -> FamilyGraph:
     """The unfused graph of `family`. Raises what `build_network` raises."""
     draft = plan.draft or DraftOptions()
-    network = build_network(model, family, plan.limits, plan.precision, plan.debug, draft)
+    fp8 = plan.fp8_mlps and family == PREFILL
+    network = build_network(model, family, plan.limits, plan.precision, plan.debug, draft, fp8)
     network.graph.toposort()
     return FamilyGraph(family, network.graph, dict(network.weights), network.states)
+
+
+def check_mlps(model: Model, plan: BuildPlan) -> None:
+    """Raises OptionError for --mlp-activations fp8 where no MLP takes it."""
+    if plan.fp8_mlps and not any(takes_fp8(model, module) for module in model.table.modules):
+        raise OptionError(
+            "--mlp-activations fp8: the checkpoint has no dense MLP in NVFP4 with inputs as they "
+            "are (W4A16); leave it out"
+        )
 
 
 def rounding_notes(families: Iterable[FamilyGraph]) -> tuple[str, ...]:
