@@ -67,7 +67,7 @@ def make_manifest(
         tables=tables,
         buckets=tuple(buckets),
         memory=manifest.Memory.of(layout.total, states, tables, buckets),
-        quantisation=quantisation(model, plan.draft, plan.fp8_mlps),
+        quantisation=quantisation(model, plan.draft, plan.mlp_activations == "fp8"),
         fusions={family: done.counts for family, done in rewritten.items()},
         refusals=_refusals(rewritten),
         tactics=tuple(tactics),
@@ -87,8 +87,8 @@ def make_manifest(
 def quantisation(
     model: Model, draft: DraftOptions | None = None, fp8_mlps: bool = False
 ) -> tuple[manifest.Quantised, ...]:
-    """How each projection is stored and multiplied, with the draft head's, and how many checkpoint tensors it
-    has."""
+    """How each projection is stored and multiplied, with the draft head's, and how many checkpoint
+    tensors it has."""
     rows = []
     owned = model.tensors_by_module()
     schemes = dict(model.table.modules)

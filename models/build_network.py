@@ -56,9 +56,9 @@ def build_network(
     """The graph of `family`; `limits.drafts` decides whether the draft head is in it, if the model
     has one.
 
-    `fp8_mlps`: inputs of dense NVFP4 MLPs are FP8. `debug` adds the outputs that docs/graph.md lists for debug builds. Raises OptionError when
-    limits, draft options and model contradict each other, CheckpointError when experts are stored
-    in a form that no op reads.
+    `fp8_mlps`: inputs of dense NVFP4 MLPs are FP8. `debug` adds the outputs that docs/graph.md
+    lists for debug builds. Raises OptionError when limits, draft options and model contradict each
+    other, CheckpointError when experts are stored in a form that no op reads.
     """
     if limits.vocab != model.config.vocab:
         raise OptionError(

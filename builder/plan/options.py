@@ -44,7 +44,6 @@ TARGETS = {CPU: "ort", RTX: "trt", **dict.fromkeys(kernel.TARGETS, "native")}  #
 BACKENDS = {"ort": "executors.ort", "trt": "executors.trt", "native": "native.backend"}  # modules
 KV_DTYPES = ("f32", "bf16", "fp8")
 STATE_DTYPES = ("f32", "bf16")
-MLP_ACTIVATIONS = ("bf16", "fp8")
 CPU_MAX_CONTEXT = 4096
 CPU_MAX_SEQS = 32
 KV_BUDGET = 2 << 30  # bytes of KV by default on a CPU
@@ -170,7 +169,7 @@ class BuildPlan:
     ranks: int = 1
     across: bool = False  # the ranks are on several hosts
     vision: VisionInfo | None = None  # None: without the vision tower
-    fp8_mlps: bool = False  # prefill quantises the inputs of dense NVFP4 MLPs
+    mlp_activations: str = "bf16"
 
 
 def resolve(options: Options, facts: ModelFacts) -> BuildPlan:
@@ -217,7 +216,7 @@ def resolve(options: Options, facts: ModelFacts) -> BuildPlan:
         target, limits, precision, buckets, options.fuse, options.debug,
         (*drafts.notes, *note), options.timing, options.invariant, gpu, drafts.head,
         _finer(options, limits, gpu), options.tp, options.across_hosts, images.info,
-        _fp8_mlps(options.mlp_activations, target),
+        options.mlp_activations,
     )  # fmt: skip
 
 
@@ -288,16 +287,6 @@ def _known(option: str, name: str, known: Iterable[str], near: str = "", more: s
         words = f"{option} {name} is not known{near} (choose from {', '.join(names)})"
         raise OptionError(words + more)
     return name
-
-
-def _fp8_mlps(asked: str, target: str) -> bool:
-    if asked not in MLP_ACTIVATIONS:
-        raise OptionError(
-            f"--mlp-activations {asked} is not known; choose from {', '.join(MLP_ACTIVATIONS)}"
-        )
-    if asked == "fp8" and target == RTX:
-        raise OptionError(f"--mlp-activations fp8: --target {RTX} has no such op; leave it out")
-    return asked == "fp8"
 
 
 def _precision(options: Options, facts: ModelFacts, gpu: Target | None) -> Precision:

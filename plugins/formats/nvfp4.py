@@ -5,11 +5,12 @@
     nvfp4_a8    activations in FP8 by token (W4A8): y = w_scale2 · x_scale · Σ_k xq · w8, with
                 w8 = 8 · e4m3(code·w_scale/8)
 
-code·w_scale is exact in bf16 and f32; e4m3 rounds a quarter of them, once, to the nearest, ties to
-even (1.5, 3 and 6 with five of the eight mantissas of a scale; what is below 2⁻³ to multiples of
-2⁻⁶). Of each 16 columns xq has the second eight and the first in turn, as the kernels' registers. The file's global scale comes once at the end, per row, so
-that merged projections keep their own (TensorRT Model Optimizer's W4A16_NVFP4). alpha = input
-scale · w_scale2 is one f32 product, made when the graph is lowered.
+code·w_scale is exact in bf16 and f32. e4m3 rounds a quarter of the products, once, to nearest even:
+1.5, 3 and 6 with five of the eight mantissas of a scale, and what is below 2⁻³, to multiples of
+2⁻⁶. Of each 16 columns xq has the second eight and the first in turn, as the kernels' registers.
+The file's global scale comes once at the end, per row, so that merged projections keep their own
+(TensorRT Model Optimizer's W4A16_NVFP4). alpha = input scale · w_scale2 is one f32 product, made
+when the graph is lowered.
 """
 
 from dataclasses import replace

@@ -22,7 +22,7 @@ from spark_engine.tensors import Array, DType, TensorSpec
 FORM = sg.StreamKForm("nvfp4_linear", "gemm/linear_nvfp4_mma.cu", "x w w_scale w_scale2",
                  weight_bits=4, scale_bytes=64, x_bytes=2)  # fmt: skip
 A8 = sg.StreamKForm("nvfp4_linear_a8", FORM.source, "xq x_scale w w_scale w_scale2", weight_bits=4,
-                 scale_bytes=128, x_bytes=1, table_bytes=2048,
+                 scale_bytes=128, x_bytes=1, table_bytes=4096,
                  more=lambda node: {"A8": 1, "BY_TOKEN": 1})  # fmt: skip
 INT4 = dataclasses.replace(FORM, symbol="int4_linear", source="gemm/linear_int4_mma.cu", held=7)
 

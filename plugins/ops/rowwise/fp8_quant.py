@@ -63,6 +63,7 @@ CASES = (
     Case("by token, wide bf16", _TOKEN, _inputs(6, 17408, DType.BF16, False), ignore=NAN_ROW),
 )
 
+
 def _check(node: Named) -> str | None:
     k, halves = node.dim("K"), node.number("halves")
     if halves and (k % NVFP4_BLOCK or not node.number("by_token")):

@@ -1,4 +1,5 @@
-"""The linear layers of FP8 blocks, and NVFP4 with FP8 activations, on the host, thread by thread, whenever copies arrive."""
+"""Linear layers of FP8 blocks, and of NVFP4 with FP8 activations, on the host, thread by thread,
+whenever copies arrive."""
 
 from dataclasses import replace
 from pathlib import Path

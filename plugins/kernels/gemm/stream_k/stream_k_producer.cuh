@@ -13,7 +13,7 @@
 #define W_SLABS 1
 #endif
 constexpr int KSLAB_K = 128 / X_BYTES;
-constexpr int STAGE_PACKED = STAGE_SLABS * W_SLABS;  // k-slabs as weights are packed
+constexpr int STAGE_PACKED = STAGE_SLABS * W_SLABS;                 // k-slabs as weights are packed
 constexpr int KSLAB_W = 16 * KSLAB_K * ELEMENT_BITS / 8 / W_SLABS;  // bytes of such an m16 tile's
 constexpr int PANEL = 256;
 constexpr int BLOCK_TILES = BLOCK_N / 16;
