@@ -11,9 +11,8 @@
 // load, decode (to a[step][register]), multiply, and what stream_k_mma.cuh asks for.
 // Macros: BLOCK_N, BLOCK_M, WARP_TILES, STAGE_SLABS (k-slabs a stage), CUT (k-slabs between cuts, a
 // multiple of STAGE_SLABS), STAGES, WGMMA, OUT_BF16, RAGGED (n % 16), WHOLE_K (k is whole k-slabs),
-// RESIDENT (blocks a multiprocessor); W_SLABS (packed k-slabs of weights in one of activations),
-// WARPS_M (warps that share an m16 tile), BAND (tiles along m
-// of a band; blocks take whole tiles in turn) if given. Layout of weights: linear_layout.py.
+// RESIDENT (blocks an SM), and if given W_SLABS (packed k-slabs of weights in one), WARPS_M (warps
+// that share an m16 tile), BAND (tiles along m of a band). Layout of weights: linear_layout.py.
 #pragma once
 #include "gemm/stream_k/stream_k_epilogue.cuh"
 #if WGMMA
