@@ -10,6 +10,7 @@ from spark_engine.builder.graph.edit import variable
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of
 from spark_engine.errors import GraphError
+from spark_engine.kernel import Pack
 from spark_engine.models.weights.recipes import Weight, transform
 from spark_engine.op import DOMAIN, Attr, Op
 from spark_engine.tensors import Array, TensorSpec
@@ -24,12 +25,16 @@ class Packing:
     attrs: tuple[tuple[str, Attr], ...]
 
     def __call__(self, array: Array) -> Array:
-        return self.op.cuda.packs[self.operand].apply(dict(self.attrs), array)
+        return self.pack.apply(dict(self.attrs), array)
 
     def spec(self, spec: TensorSpec) -> TensorSpec:
         """The packed spec, named."""
-        packed = self.op.cuda.packs[self.operand].infer(dict(self.attrs), spec)
-        return replace(packed, name=f"{spec.name}:{self.op.name}")
+        packed = self.pack.infer(dict(self.attrs), spec)
+        return replace(packed, name=f"{spec.name}:{self.pack.op or self.op.name}")
+
+    @property
+    def pack(self) -> Pack:
+        return self.op.cuda.packs[self.operand]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Packing) and self._key() == other._key()
@@ -38,7 +43,7 @@ class Packing:
         return hash(self._key())
 
     def _key(self) -> tuple[object, ...]:
-        return self.op.name, self.operand, self.attrs
+        return self.pack.op or self.op.name, self.operand, self.attrs
 
 
 def pack(family: FamilyGraph, ops: Ops) -> None:
