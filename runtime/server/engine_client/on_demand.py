@@ -38,7 +38,8 @@ class OnDemandClient(EngineClient):
         used: when a request last began or ended, on the loop's clock.
         since: when the engine was loaded. `wanted`: when a request began to wait for it.
         leaving: it is being unloaded.
-        owed: others end their requests for it: it is loaded even if nobody waits any more.
+        owed: others end their requests for it: it is loaded even if those who waited have left, and
+            then has a turn in which a request may come.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class OnDemandClient(EngineClient):
         if not (self._held or self.owed):
             self.wanted = now
         ids = super().submit(requests, box, slots)
-        self.used = now
+        self.used, self.owed = now, self.owed and not self.running
         if not self.accepting:
             self.changed()
         return ids
@@ -116,7 +117,7 @@ class OnDemandClient(EngineClient):
     def load(self) -> Coroutine[None, None, None]:
         """From now on its memory is taken. The result waits until the engine runs, and raises what
         `start` raises."""
-        self._loading, self.owed = True, False
+        self._loading = True
         return self._load()
 
     async def _load(self) -> None:
@@ -134,7 +135,7 @@ class OnDemandClient(EngineClient):
         """From now on requests wait for the next process; none may run. The result ends this one
         and frees its memory."""
         assert not self.sent
-        self.running, self.leaving = False, True
+        self.running, self.leaving, self.owed = False, True, False
         return self._unload()
 
     async def _unload(self) -> None:
@@ -148,6 +149,7 @@ class OnDemandClient(EngineClient):
     def on_engine_ready(self) -> None:
         self.loads, self._retry_s = self.loads + self._loading, 0.0
         self.since = self.used = _now()
+        self.owed &= not self._held
         if not self._paused:
             super().on_engine_ready()
 
@@ -167,7 +169,7 @@ class OnDemandClient(EngineClient):
             super()._give_up(death)
             return
         self._retry_s = min(max(2 * self._retry_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
-        self._retry_at = _now() + self._retry_s
+        self._retry_at, self.owed = _now() + self._retry_s, False
         log.error("model %s: its engine does not run: %s", self.name, death.reason)
         self._end(death)
 

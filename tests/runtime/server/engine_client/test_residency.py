@@ -209,7 +209,7 @@ def test_a_turn_is_not_cut_and_not_kept_for_one_that_left() -> None:
         bench.engines["b"].cancel_all()
         await asyncio.sleep(TURN_S)
         bench.ask("a")
-        assert len(engine.running_ids) == 2, "nobody waits for its memory"
+        assert len(engine.running_ids) == 2, "no request waits for its memory"
         engine.finish()
         engine.finish()
         await bench.settle()
@@ -218,7 +218,7 @@ def test_a_turn_is_not_cut_and_not_kept_for_one_that_left() -> None:
     _run(lambda: Bench({"a": 1, "b": 1}, 1), use)
 
 
-def test_a_change_that_was_begun_is_completed() -> None:
+def test_a_switch_that_has_started_is_completed() -> None:
     """Whoever waits for less time than the requests of others take is answered nevertheless."""
 
     async def use(bench: Bench) -> None:
@@ -245,6 +245,35 @@ def test_a_change_that_was_begun_is_completed() -> None:
             await asyncio.sleep(1)
         load.cancel()
         assert len(tries) > 1 and isinstance(tries[0], NotLoaded)
+
+    _run(lambda: Bench({"a": 1, "b": 1}, 1, wait_s=30), use)
+
+
+def test_an_engine_has_a_turn_also_if_those_who_waited_have_left() -> None:
+    async def use(bench: Bench) -> None:
+        bench.ask("a")
+        await asyncio.sleep(TURN_S)
+        vain = bench.ask("b")
+        await asyncio.sleep(31)
+        assert isinstance(_answer(vain), NotLoaded)
+        other = bench.ask("a")
+        await bench.done("a")
+        await asyncio.sleep(TURN_S - 1)
+        again = bench.ask("b")
+        await bench.done("b")
+        assert isinstance(_answer(again), list)
+        await bench.done("a")
+        assert isinstance(_answer(other), list)
+        assert bench.begun == ["+a", "-a", "+b", "-b", "+a"]
+        bench.ask("a")
+        bench.ask("b")
+        await asyncio.sleep(TURN_S + 1)
+        bench.engines["b"].cancel_all()
+        bench.ask("a")
+        await bench.done("a")
+        assert bench.begun[5:] == ["-a", "+b"], "its turn is kept"
+        await asyncio.sleep(TURN_S)
+        assert bench.begun[7:] == ["-b", "+a"], "and ends"
 
     _run(lambda: Bench({"a": 1, "b": 1}, 1, wait_s=30), use)
 
