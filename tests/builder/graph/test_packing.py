@@ -95,7 +95,7 @@ def test_packings_are_equal_by_op_operand_and_attributes() -> None:
 
 
 def test_nodes_share_a_weight_unless_the_pack_reads_what_differs() -> None:
-    """In one graph and in two; so do ops whose packs are named alike."""
+    """In one graph and in two; so do ops with packs of one name."""
     like = replace(OPS["two"].cuda.packs["w"], op="one")
     ops = OPS | {"two": replace(OPS["two"], cuda=Cuda(packs={"w": like}))}
     made, other = lowered(("one", 3), ("two", 3)), lowered(("two", 3))
