@@ -77,7 +77,7 @@ class Synthetic(Checkpoint):
             # Codes have a mean of half a step: with one sign, all outputs would share it, and every
             # token would choose the same experts.
             signs = 1 - 2 * (np.indices(tensor.shape).sum(0) % 2)
-            return (signs * (_std(row) / _INT4_RMS)).astype(tensor.dtype.numpy)
+            return np.asarray(signs * (_std(row) / _INT4_RMS), tensor.dtype.numpy)
         if "zero" in leaf:
             return np.full(tensor.shape, 0x77777777, np.int32)  # 7; of GPTQ 8
         if leaf in ("g_idx", "weight_g_idx"):

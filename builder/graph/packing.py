@@ -18,7 +18,10 @@ from spark_engine.tensors import Array, TensorSpec
 
 @dataclass(frozen=True)
 class Packing:
-    """One pack of one op as a function that compares equal to another of the same pack."""
+    """One pack of one op as a function that compares equal to another of the same pack.
+
+    `attrs`: those of the node that the pack reads: nodes that differ in others share the weight.
+    """
 
     op: Op
     operand: str
@@ -30,7 +33,12 @@ class Packing:
     def spec(self, spec: TensorSpec) -> TensorSpec:
         """The packed spec, named."""
         packed = self.pack.infer(dict(self.attrs), spec)
-        return replace(packed, name=f"{spec.name}:{self.pack.op or self.op.name}")
+        return replace(packed, name=f"{spec.name}{self.suffix}")
+
+    @property
+    def suffix(self) -> str:
+        """What the packed weight's name has behind the original's."""
+        return f":{self.pack.op or self.op.name}"
 
     @property
     def pack(self) -> Pack:
@@ -43,7 +51,7 @@ class Packing:
         return hash(self._key())
 
     def _key(self) -> tuple[object, ...]:
-        return self.pack.op or self.op.name, self.operand, self.attrs
+        return self.suffix, self.operand, self.attrs
 
 
 def pack(family: FamilyGraph, ops: Ops) -> None:
@@ -63,7 +71,8 @@ def pack(family: FamilyGraph, ops: Ops) -> None:
             original = node.inputs[i]
             if original.name not in family.weights:
                 raise GraphError(f"{node.name}: packed operand {original.name} is no weight")
-            packing = Packing(op, operand, tuple(sorted(attrs.items())))
+            read = op.cuda.packs[operand].attrs
+            packing = Packing(op, operand, tuple((name, attrs[name]) for name in read))
             weight = family.weights[original.name]
             spec = packing.spec(spec_of(original))
             if spec.name not in inputs:

@@ -38,8 +38,8 @@ class OnDemandClient(EngineClient):
         used: when a request last began or ended, on the loop's clock.
         since: when the engine was loaded. `wanted`: when a request began to wait for it.
         leaving: it is being unloaded.
-        owed: others end their requests for it: it is loaded even if those who waited have left, and
-            then has a turn in which a request may come.
+        owed: others end their requests for it: it is loaded even if those that waited have left,
+            and then has a turn in which a request may come.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class OnDemandClient(EngineClient):
 
     @property
     def waits(self) -> bool:
-        """Whether it is to be loaded, and that has not begun."""
+        """Whether it is to be loaded, and that has not started."""
         return (self._held > 0 or self.owed) and not self.resident
 
     @property

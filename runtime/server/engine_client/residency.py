@@ -34,7 +34,7 @@ class Residency:
     Where the memory is used up, it first unloads engines without requests, the least recently used
     one first. If that is not enough, an engine with requests gets no new ones once it has been
     loaded for `turn_s` seconds, and is unloaded when the last one has ended. Such a switch is
-    completed even if those who waited have left: requests that wait for a shorter time than others
+    completed even if those that waited have left: requests that wait for a shorter time than others
     take would otherwise never be answered. `rooms`: bytes by memory; None: as many as there are.
     `idle_s`: an engine without requests is unloaded after so many seconds; None: never. All methods
     run in one event loop.

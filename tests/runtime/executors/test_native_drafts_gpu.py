@@ -50,7 +50,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         kind, _, format = request.param.partition(" ")
         checkpoint = made.parent / "checkpoint"
         more: dict[str, int] = {"mtp_num_hidden_layers": 1}
-        if format == "fp8_block":  # whose producers write blocks of 128 values
+        if format == "fp8_block":  # its producers write blocks of 128 values
             more |= dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim"), 128)
         write_checkpoint(checkpoint, more, format=format, moe=kind == "moe")
     options = Options(

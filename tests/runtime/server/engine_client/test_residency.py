@@ -219,7 +219,7 @@ def test_a_turn_is_not_cut_and_not_kept_for_one_that_left() -> None:
 
 
 def test_a_switch_that_has_started_is_completed() -> None:
-    """Whoever waits for less time than the requests of others take is answered nevertheless."""
+    """A client that waits for less time than the requests of others take is answered anyway."""
 
     async def use(bench: Bench) -> None:
         engine = bench.engines["a"]
