@@ -43,7 +43,8 @@ CAPABILITIES = ("SM89", "SM120", "SM121")  # its GPUs: one engine runs on all of
 TARGETS = {CPU: "ort", RTX: "trt", **dict.fromkeys(kernel.TARGETS, "native")}  # and its executor
 BACKENDS = {"ort": "executors.ort", "trt": "executors.trt", "native": "native.backend"}  # modules
 KV_DTYPES = ("f32", "bf16", "fp8")
-STATE_DTYPES = ("f32", "bf16")
+STATE_DTYPES = ("f32", "f16", "bf16")
+ACTIVATIONS = ("f32", "bf16")
 CPU_MAX_CONTEXT = 4096
 CPU_MAX_SEQS = 32
 KV_BUDGET = 2 << 30  # bytes of KV by default on a CPU
@@ -294,7 +295,7 @@ def _precision(options: Options, facts: ModelFacts, gpu: Target | None) -> Preci
     default."""
     activation = DType.BF16 if gpu else DType.F32
     if options.activation != "auto":
-        activation = _dtype("activation", options.activation, STATE_DTYPES)
+        activation = _dtype("activation", options.activation, ACTIVATIONS)
         if gpu and activation is not DType.BF16:
             raise OptionError(f"activations are bf16 on {gpu.name}, not {activation}")
     kv = facts.kv_dtype or activation
