@@ -22,7 +22,9 @@ from typing import Any
 
 import click
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import helper
 from tokenizers import Tokenizer
 
 from benchmarks.result_files import RESULTS, ROOT, commit_here, read, write
@@ -31,10 +33,12 @@ from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import CPU, Options
 from spark_engine.check.engines.prompts import CheckLaunch, CheckSession, default_tables
 from spark_engine.check.engines.runner import SessionRunner, feed
+from spark_engine.engine_file import open_folder
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, Limits
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
-from spark_engine.runtime.engine.load import load
+from spark_engine.runtime.engine.load import EXECUTORS, Loaded
 from spark_engine.runtime.engine.request import Request, SamplingParams
+from spark_engine.tensors import DType
 from tests import checkpoint_files, checkpoints
 from training import chatgen, corpus, quantize
 from training.shape import TINY
@@ -76,7 +80,7 @@ class Choice:
         return {"activation": self.activation, "kv_dtype": self.kv, "state_dtype": self.state}
 
 
-NVFP4 = "NVFP4 weights"
+NVFP4, GPU = "NVFP4 weights", "NVFP4 weights, bf16 activations, FP8 KV"
 SERVED = {"activation": "bf16", "kv": "fp8"}  # of a GPU's engine of a published NVFP4 file
 CHOICES = (
     Choice("bf16 weights, the rest f32"),
@@ -84,14 +88,15 @@ CHOICES = (
     Choice(NVFP4, "ct_nvfp4"),
     Choice("int4 weights, groups of 128", "ct_int4_g128"),
     Choice("bf16 activations", activation="bf16"),
-    Choice("FP8 inputs of the MLP (W4A8)", "ct_nvfp4_a8", beside=NVFP4),
-    Choice("NVFP4 inputs (W4A4)", "ct_nvfp4_a4", beside=NVFP4),
+    Choice("FP8 inputs of the MLP (W4A8)", "ct_mlp_a8", beside=NVFP4),
+    Choice("NVFP4 inputs of the MLP (W4A4)", "ct_mlp_a4", beside=NVFP4),
     Choice("bf16 KV", kv="bf16"),
     Choice("FP8 KV", kv="fp8"),
     Choice("bf16 states", state="bf16"),
     Choice("f16 states", state="f16"),
-    Choice("NVFP4, bf16 activations, FP8 KV", "ct_nvfp4", **SERVED),
-    Choice("the same with f16 states", "ct_nvfp4", **SERVED, state="f16"),
+    Choice(GPU, "ct_nvfp4", **SERVED, beside=NVFP4),
+    Choice("the same with bf16 states", "ct_nvfp4", **SERVED, state="bf16", beside=GPU),
+    Choice("the same with f16 states", "ct_nvfp4", **SERVED, state="f16", beside=GPU),
 )
 OWN = "the file as it is (NVFP4 and FP8)"
 EMBEDDED = (
@@ -108,8 +113,11 @@ EMBEDDED = (
 
 
 def random_weights(work: Path) -> tuple[Row, Values]:
-    """(config, values) of the random model."""
+    """(config, values) of the random model, whose projections have a gain of one."""
     made = checkpoints.write_checkpoint(work / "random", RANDOM)
+    for name, w in made.values.items():
+        if ".layers." in name and w.ndim == 2:  # drawn with a standard deviation of 0.15
+            w *= w.shape[1] ** -0.5 / 0.15
     return made.config, made.values
 
 
@@ -151,6 +159,38 @@ def engine(work: Path, checkpoint: Path, choice: Choice, rows: int, **options: A
 # ---- Runs ----------------------------------------------------------------------------------------
 
 
+def opened(path: Path) -> Loaded:
+    """The engine, also one of bf16 activations, for which onnxruntime lacks sums."""
+    folder = open_folder(path, CPU)
+    m = folder.manifest
+    executors = {}
+    for bucket in m.buckets:
+        file = folder.engine(bucket)
+        payload = file.payload if m.dtypes.activation is DType.F32 else with_wide_sums(file.payload)
+        executor = EXECUTORS["ort"](file.header, payload, folder.path, 1)
+        executors[bucket.family, bucket.rows] = executor
+    return Loaded(m.limits, m.eos_token_ids, m.states, m.tables, executors, folder)
+
+
+def with_wide_sums(payload: bytes) -> bytes:
+    """The model with the graph's own sums of bf16 made in f32 and rounded."""
+    model, kinds = onnx.load_from_string(payload), onnx.TensorProto
+    nodes = []
+    for node in model.graph.node:
+        if node.op_type != "Add" or node.domain:
+            nodes.append(node)
+            continue
+        (made,) = node.output
+        wide = [f"{made}.wide.{name}" for name in node.input]
+        pairs = zip(node.input, wide, strict=True)
+        nodes += [helper.make_node("Cast", [a], [b], to=kinds.FLOAT) for a, b in pairs]
+        nodes.append(helper.make_node("Add", wide, [f"{made}.wide"]))
+        nodes.append(helper.make_node("Cast", [f"{made}.wide"], [made], to=kinds.BFLOAT16))
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return bytes(model.SerializeToString())
+
+
 def launches(ids: NDArray[np.int32], prefilled: int) -> Iterator[CheckLaunch]:
     """What reads sequences [rows, tokens]: `prefilled` tokens of each in large launches, then one
     of each."""
@@ -171,7 +211,7 @@ def launches(ids: NDArray[np.int32], prefilled: int) -> Iterator[CheckLaunch]:
 
 def logits(folder: Path, ids: NDArray[np.int32], judged: int) -> Iterator[Logits]:
     """[rows, V] after each of the last `judged` tokens of sequences [rows, tokens]."""
-    loaded = load(folder, threads=1, cache_bytes=0)
+    loaded = opened(folder)
     tables = default_tables(loaded.limits)
     pages = -(-ids.shape[1] // Limits.page_size)
     own = np.arange(len(ids) * pages, dtype=np.int32).reshape(len(ids), pages)
@@ -318,7 +358,7 @@ def kept_drafts(folder: Path, asked: Sequence[tuple[int, ...]]) -> Row:
     """Of greedy answers in rounds of DRAFTS: rounds, and the share of them that kept the first, the
     first two, … drafts."""
     options = EngineOptions(fixed_drafts=True, swap_bytes=0, cache_bytes=0)
-    running = Engine(load(folder, threads=1, cache_bytes=0), options)
+    running = Engine(opened(folder), options)
     for ids in asked:
         running.submit(Request(ids, SamplingParams(temperature=0.0, max_tokens=MADE)))
     while not running.idle:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import time_layouts
+from benchmarks import accuracy_tables, time_layouts
 from benchmarks.byte_floors import floor_of
 from benchmarks.rehearsal.gb10 import tables as predicted_tables
 from benchmarks.rehearsal.gb10.tables import table
@@ -320,6 +320,9 @@ TABLES = {
     "machines": machines,
     "rehearsed": rehearsed,
     "checkpoints": checkpoints,
+    "rounding": accuracy_tables.rounding,
+    "held_out": accuracy_tables.held_out,
+    "state_error": accuracy_tables.state_error,
 }
 
 

@@ -25,8 +25,9 @@ FORMATS = (
     *("modelopt_mixed", "ct_nvfp4", "ct_nvfp4_a4", "ct_fp8_channel", "gptq", "awq", "ct_int4"),
 )
 INT4 = ("gptq", "awq", "ct_int4")  # in groups of 32 with zero points
-# Of benchmarks/accuracy.py. ct_nvfp4_a8: the MLP's NVFP4 values rounded to e4m3, inputs FP8 a token.
-MEASURED = ("ct_nvfp4_a8", "ct_int4_g128")
+# Of benchmarks/accuracy.py. ct_mlp_a8: the MLP's NVFP4 values rounded to e4m3, inputs FP8 a token;
+# ct_mlp_a4: its inputs NVFP4. All else as ct_nvfp4.
+MEASURED = ("ct_mlp_a8", "ct_mlp_a4", "ct_int4_g128")
 STORED = {
     np.dtype(np.float32): "F32",
     np.dtype(np.float16): "F16",
@@ -56,8 +57,10 @@ def scheme_of(module: str, format: str) -> str:
         return "fp8" if mixer else "nvfp4" if mlp or head else "plain"
     if format == "ct_fp8_channel":
         return "fp8_channel" if mixer or mlp or head else "plain"
-    if format in ("ct_nvfp4", "ct_nvfp4_a8"):
-        return "nvfp4_a8" if mlp and format != "ct_nvfp4" else "nvfp4" if mixer or mlp else "plain"
+    if format.startswith("ct_mlp_") and mlp:
+        return f"nvfp4_{format[-2:]}"
+    if format == "ct_nvfp4" or format.startswith("ct_mlp_"):
+        return "nvfp4" if mixer or mlp else "plain"
     if format == "ct_int4_g128":
         return "int4_g128" if mixer or mlp else "plain"
     if format in INT4:
@@ -171,9 +174,11 @@ def _compressed(format: str, ignore: list[str]) -> Json:
     groups = {
         "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     }
-    if format == "ct_nvfp4_a8":
-        mlp = [r"re:.*\.(gate|up|down)_proj$"]
-        groups["group_1"] = {"targets": mlp, "weights": fp8, "input_activations": by_token}
+    if format.startswith("ct_mlp_"):
+        a8, dynamic = format == "ct_mlp_a8", weights | {"dynamic": "local"}
+        mlp: Json = {"targets": [r"re:.*\.(gate|up|down)_proj$"]}
+        mlp |= {"weights": fp8 if a8 else weights, "input_activations": by_token if a8 else dynamic}
+        groups["group_1"] = mlp
     return {
         "quant_method": "compressed-tensors",
         "format": packing,

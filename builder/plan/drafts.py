@@ -25,7 +25,7 @@ LISTED = (
 DTYPES = ("auto", *DRAFT_DTYPES)
 # A number of first ids, or the ids themselves; "full": all; "auto": the shipped list where it pays.
 Vocab = int | tuple[int, ...] | str
-SLOW = 1e12  # bytes a second: a card with fewer waits for the head's rows in every draft
+SLOW = 1e12  # bytes a second: a card with fewer waits for the head's rows, and for states
 
 
 @dataclass(frozen=True)

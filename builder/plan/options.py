@@ -22,7 +22,14 @@ from spark_engine.builder.plan.buckets import (
     finer_rows,
 )
 from spark_engine.builder.plan.budget import Needs
-from spark_engine.builder.plan.drafts import DEFAULT, DraftRequest, HeadFacts, Vocab, decide
+from spark_engine.builder.plan.drafts import (
+    DEFAULT,
+    SLOW,
+    DraftRequest,
+    HeadFacts,
+    Vocab,
+    decide,
+)
 from spark_engine.builder.plan.images import decide as decide_images
 from spark_engine.builder.plan.ring import ring_length
 from spark_engine.errors import OptionError
@@ -292,7 +299,7 @@ def _known(option: str, name: str, known: Iterable[str], near: str = "", more: s
 
 def _precision(options: Options, facts: ModelFacts, gpu: Target | None) -> Precision:
     """Activations are f32 on the CPU, bf16 on a GPU; KV and state follow the checkpoint by
-    default."""
+    default, but states are f16 where a GPU's memory is slow."""
     activation = DType.BF16 if gpu else DType.F32
     if options.activation != "auto":
         activation = _dtype("activation", options.activation, ACTIVATIONS)
@@ -302,6 +309,8 @@ def _precision(options: Options, facts: ModelFacts, gpu: Target | None) -> Preci
     if options.target == RTX and kv is DType.F8E4M3:
         kv = DType.BF16  # its parser has no FP8 pages
     state = facts.state_dtype or DType.F32
+    if gpu is not None and gpu.bandwidth < SLOW:
+        state = DType.F16  # half of the bytes of a step of many rows: docs/results/accuracy.md
     if options.kv_dtype != "auto":
         kv = _dtype("--kv-dtype", options.kv_dtype, KV_DTYPES)
     if options.state_dtype != "auto":
