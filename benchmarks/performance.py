@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import accuracy_tables, time_layouts
+from benchmarks import time_layouts
+from benchmarks.accuracy import tables as accuracy_tables
 from benchmarks.byte_floors import floor_of
 from benchmarks.rehearsal.gb10 import tables as predicted_tables
 from benchmarks.rehearsal.gb10.tables import table

@@ -171,9 +171,7 @@ def _compressed(format: str, ignore: list[str]) -> Json:
     else:
         weights |= {"num_bits": 4, "group_size": 16, "strategy": "tensor_group"}
         inputs = weights | {"dynamic": "local"} if format == "ct_nvfp4_a4" else None
-    groups = {
-        "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
-    }
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}}
     if format.startswith("ct_mlp_"):
         a8, dynamic = format == "ct_mlp_a8", weights | {"dynamic": "local"}
         mlp: Json = {"targets": [r"re:.*\.(gate|up|down)_proj$"]}

@@ -22,14 +22,7 @@ from spark_engine.builder.plan.buckets import (
     finer_rows,
 )
 from spark_engine.builder.plan.budget import Needs
-from spark_engine.builder.plan.drafts import (
-    DEFAULT,
-    SLOW,
-    DraftRequest,
-    HeadFacts,
-    Vocab,
-    decide,
-)
+from spark_engine.builder.plan.drafts import DEFAULT, DraftRequest, HeadFacts, Vocab, decide
 from spark_engine.builder.plan.images import decide as decide_images
 from spark_engine.builder.plan.ring import ring_length
 from spark_engine.errors import OptionError
@@ -309,7 +302,7 @@ def _precision(options: Options, facts: ModelFacts, gpu: Target | None) -> Preci
     if options.target == RTX and kv is DType.F8E4M3:
         kv = DType.BF16  # its parser has no FP8 pages
     state = facts.state_dtype or DType.F32
-    if gpu is not None and gpu.bandwidth < SLOW:
+    if gpu is not None and gpu.slow:
         state = DType.F16  # half of the bytes of a step of many rows: docs/results/accuracy.md
     if options.kv_dtype != "auto":
         kv = _dtype("--kv-dtype", options.kv_dtype, KV_DTYPES)

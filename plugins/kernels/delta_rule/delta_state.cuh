@@ -1,4 +1,4 @@
-// How a decode step's state is stored: f32, bf16 or f16, [slot][Hv][Dv][Dk], Dk contiguous, alone or
+// How a decode step's state is stored: f32, bf16, f16, [slot][Hv][Dv][Dk], Dk contiguous, alone or
 // with RING behind a replay ring (replay_ring.cuh). How a block reads and writes it.
 //
 // LANES lanes hold one value row, 16 bytes each; ACCESSES of a warp are a chunk of CHUNK_ROWS rows

@@ -95,7 +95,9 @@ def test_it_is_the_reference(
     assert all(far(g, w) == 0 for g, w in zip(got[2:], want[2:], strict=True))
 
 
-@pytest.mark.parametrize("case", [c for c in gated_delta.STEP.cases if "f16 state, full" in c.label])
+@pytest.mark.parametrize(
+    "case", [c for c in gated_delta.STEP.cases if "f16 state, full" in c.label]
+)
 def test_steps_keep_states_of_f16_finite(case: Case, cache: Path) -> None:
     op, arrays = gated_delta.STEP, case.inputs(np.random.default_rng(5))
     specs, (tactic, *_) = cuda_node.specs_of(op, case.attrs, arrays), op.cuda.tactics

@@ -1,18 +1,18 @@
-"""The tables of docs/results/accuracy.md, from the rows that `accuracy` saves."""
+"""The tables of docs/results/accuracy.md, from the rows that `measure` saves."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.accuracy import CHOICES, EMBEDDED, FILE, NVFP4, Choice
+from benchmarks.accuracy.choices import CHOICES, EMBEDDED, NVFP4, Choice
 from benchmarks.rehearsal.gb10.tables import table
-from benchmarks.result_files import read
+from benchmarks.result_files import RESULTS, read
 
 GATE = 0.1  # of what the weight format costs: the most that a default may add
 Row = dict[str, Any]
 
 
 def _rows(kind: str) -> list[Row]:
-    return [row for row in read(FILE) if row["kind"] == kind]
+    return [row for row in read(RESULTS / "accuracy.json") if row["kind"] == kind]
 
 
 def _found(choices: Sequence[Choice], rows: Sequence[Row]) -> list[Row]:
@@ -31,9 +31,11 @@ def rounding() -> str:
         for row in rows[1:]:
             share = row["added"] / lost if lost else None
             passes = "" if share is None or row["kl"] == lost else "yes" if share < GATE else "no"
-            percent = "" if share is None else f"{share:.2%}"
+            percent = "" if share is None else f"{share:.2%}" if share >= 1e-4 else "< 0.01%"
             kl = f"{row['kl']:.2e}"
-            cells.append([row["choice"], kl, f"{row['top1']:.2%}", f"{row['added']:.2e}", percent, passes])
+            cells.append(
+                [row["choice"], kl, f"{row['top1']:.2%}", f"{row['added']:.2e}", percent, passes]
+            )
         tokens = ", ".join(sorted({f"{row['tokens']:,}" for row in rows}))
         columns = ["rounded", "KL", "same token", "KL that it adds", "of NVFP4's", "below a tenth"]
         parts.append(f"Contexts of {context:,} tokens, {tokens} judged:\n\n{table(columns, cells)}")

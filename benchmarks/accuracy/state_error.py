@@ -35,7 +35,9 @@ class Run:
     wrong: NDArray[np.float64]
     largest: float = 0.0
 
-    def token(self, at: int, k: NDArray[Any], v: NDArray[Any], q: NDArray[Any], rates: NDArray[Any]) -> NDArray[Any]:
+    def token(
+        self, at: int, k: NDArray[Any], v: NDArray[Any], q: NDArray[Any], rates: NDArray[Any]
+    ) -> NDArray[Any]:
         """The output [heads, DIM] of token `at`."""
         s, (beta, decay) = self.state, rates[..., None].astype(self.state.dtype)
         k, v, q = (x.astype(s.dtype)[..., None] for x in (k, v, q))
