@@ -36,7 +36,7 @@ def rounding() -> str:
             cells.append(
                 [row["choice"], kl, f"{row['top1']:.2%}", f"{row['added']:.2e}", percent, passes]
             )
-        tokens = ", ".join(sorted({f"{row['tokens']:,}" for row in rows}))
+        tokens = " or ".join(sorted({f"{row['tokens']:,}" for row in rows}))
         columns = ["rounded", "KL", "same token", "KL that it adds", "of NVFP4's", "below a tenth"]
         parts.append(f"Contexts of {context:,} tokens, {tokens} judged:\n\n{table(columns, cells)}")
     return "\n\n".join(parts)
@@ -50,7 +50,7 @@ def held_out() -> str:
         kept = [f"{x:.0%}" for x in row["kept"]]
         cells.append([row["choice"], *losses, *kept, f"{1 + sum(row['kept']):.2f}", row["rounds"]])
     columns = ["engine", "stories", "chat", "first", "two", "three", "tokens a round", "rounds"]
-    tokens = ", ".join(sorted({f"{row['tokens']:,}" for row in rows}))
+    tokens = " or ".join(sorted({f"{row['tokens']:,}" for row in rows}))
     return f"{tokens} judged tokens:\n\n{table(columns, cells)}"
 
 
