@@ -74,7 +74,10 @@ def described(row: Published) -> Json | None:
     except CheckpointError:
         return None
     facts = facts_of(model)
-    given = Options(GB10.name, max_seqs=1, max_context=CONTEXT, draft_vocab="full")  # its own bytes
+    given = Options(
+        GB10.name, max_seqs=1, max_context=CONTEXT,
+        draft_vocab="full", state_dtype="f32",  # a Spark's own defaults differ from the others'
+    )  # fmt: skip
     plan = resolve(given, facts)
     limits = plan.limits
     needs = facts.needs(
@@ -101,7 +104,8 @@ def speeds(row: Published, known: Json, laws: Laws) -> Json:
     drafts = known["drafts"]
     rounds = ((1, drafts),) if drafts else None
     for target in TARGETS:
-        wanted = options(target, decode=USERS, prefill=(1024,), verify=rounds, drafts=drafts)
+        sizes = {"decode": USERS, "prefill": (1024,), "verify": rounds, "drafts": drafts}
+        wanted = options(target, **sizes, state_dtype="f32")
         try:
             plan = plan_of(row.layout, replace(wanted, max_seqs=max(USERS)))
         except OptionError:

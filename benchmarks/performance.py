@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import time_layouts
+from benchmarks.accuracy import tables as accuracy_tables
 from benchmarks.byte_floors import floor_of
 from benchmarks.rehearsal.gb10 import tables as predicted_tables
 from benchmarks.rehearsal.gb10.tables import table
@@ -320,6 +321,9 @@ TABLES = {
     "machines": machines,
     "rehearsed": rehearsed,
     "checkpoints": checkpoints,
+    "rounding": accuracy_tables.rounding,
+    "held_out": accuracy_tables.held_out,
+    "state_error": accuracy_tables.state_error,
 }
 
 

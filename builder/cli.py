@@ -147,7 +147,8 @@ class _Build(click.Command):
     "--state-dtype",
     default="auto",
     shell_complete=_one_of(*STATE_DTYPES),
-    help=f"{', '.join(STATE_DTYPES)}; auto: the checkpoint's, else f32.",
+    help=f"{', '.join(STATE_DTYPES)}; auto: the checkpoint's, else f32; f16 if the card's "
+    "memory is slow (GB10).",
 )
 @click.option(
     "--mlp-activations",

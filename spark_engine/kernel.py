@@ -107,6 +107,11 @@ class Target:
         return self.card.bandwidth
 
     @property
+    def slow(self) -> bool:
+        """Under 1 TB/s: fewer bytes are worth more than what they round."""
+        return self.bandwidth < 1e12
+
+    @property
     def bf16_flops(self) -> float:
         return self.card.bf16_flops
 

@@ -25,6 +25,9 @@ FORMATS = (
     *("modelopt_mixed", "ct_nvfp4", "ct_nvfp4_a4", "ct_fp8_channel", "gptq", "awq", "ct_int4"),
 )
 INT4 = ("gptq", "awq", "ct_int4")  # in groups of 32 with zero points
+# Of benchmarks/accuracy.py. ct_mlp_a8: the MLP's NVFP4 values rounded to e4m3, inputs FP8 a token;
+# ct_mlp_a4: its inputs NVFP4. All else as ct_nvfp4.
+MEASURED = ("ct_mlp_a8", "ct_mlp_a4", "ct_int4_g128")
 STORED = {
     np.dtype(np.float32): "F32",
     np.dtype(np.float16): "F16",
@@ -42,7 +45,8 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 def scheme_of(module: str, format: str) -> str:
-    """plain, fp8, fp8_block, fp8_channel, nvfp4, nvfp4_a4 or int4_g32 for one module name."""
+    """plain, fp8, fp8_block, fp8_channel, nvfp4, nvfp4_a4, nvfp4_a8, int4_g32 or int4_g128 for one
+    module name."""
     leaf = module.rsplit(".", 1)[-1]
     mixer, mlp, head = leaf in (*ATTENTION, "fc"), leaf in MLP, leaf == "lm_head"
     if format in ("fp8", "fp8_block"):
@@ -53,8 +57,12 @@ def scheme_of(module: str, format: str) -> str:
         return "fp8" if mixer else "nvfp4" if mlp or head else "plain"
     if format == "ct_fp8_channel":
         return "fp8_channel" if mixer or mlp or head else "plain"
-    if format == "ct_nvfp4":
+    if format.startswith("ct_mlp_") and mlp:
+        return f"nvfp4_{format[-2:]}"
+    if format == "ct_nvfp4" or format.startswith("ct_mlp_"):
         return "nvfp4" if mixer or mlp else "plain"
+    if format == "ct_int4_g128":
+        return "int4_g128" if mixer or mlp else "plain"
     if format in INT4:
         return "int4_g32" if mixer or mlp else "plain"
     if format == "ct_nvfp4_a4":
@@ -152,21 +160,28 @@ def _compressed(format: str, ignore: list[str]) -> Json:
     weights: Json = {"type": "float", "symmetric": True, "dynamic": False}
     inputs: Json | None = None
     packing = "nvfp4-pack-quantized"
+    fp8 = weights | {"num_bits": 8, "group_size": None, "strategy": "channel"}
+    by_token = fp8 | {"dynamic": True, "strategy": "token"}
     if format == "ct_fp8_channel":
-        weights |= {"num_bits": 8, "group_size": None, "strategy": "channel"}
-        inputs, packing = weights | {"dynamic": True, "strategy": "token"}, "float-quantized"
-    elif format == "ct_int4":
-        weights |= {"num_bits": 4, "type": "int", "group_size": 32, "strategy": "group"}
-        weights["symmetric"], packing = False, "pack-quantized"
+        weights, inputs, packing = fp8, by_token, "float-quantized"
+    elif format.startswith("ct_int4"):
+        size = 128 if format == "ct_int4_g128" else 32
+        weights |= {"num_bits": 4, "type": "int", "group_size": size, "strategy": "group"}
+        weights["symmetric"], packing = size == 128, "pack-quantized"
     else:
         weights |= {"num_bits": 4, "group_size": 16, "strategy": "tensor_group"}
         inputs = weights | {"dynamic": "local"} if format == "ct_nvfp4_a4" else None
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}}
+    if format.startswith("ct_mlp_"):
+        a8, dynamic = format == "ct_mlp_a8", weights | {"dynamic": "local"}
+        mlp: Json = {"targets": [r"re:.*\.(gate|up|down)_proj$"]}
+        mlp |= {"weights": fp8 if a8 else weights, "input_activations": by_token if a8 else dynamic}
+        groups["group_1"] = mlp
     return {
         "quant_method": "compressed-tensors",
         "format": packing,
         "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
+        "config_groups": groups,
         "ignore": ["re:.*lm_head" if m.endswith("lm_head") else m for m in ignore],
         "kv_cache_scheme": None,
     }

@@ -135,12 +135,12 @@ def write_checkpoint(
     config = text_config(moe, blocks | dict(config_kwargs or {}))
     rng = np.random.default_rng(seed)
     drawn = {_full(n, prefix): w for n, w in _draw(config, rng)}
-    stored, values, scales = _store(drawn, format, split_scales)
+    stored, values, scales = store(drawn, format, split_scales)
     if experts == "fused":
         stored, values = _fuse(stored, config), _as_f32(_fuse(values, config))
     plain = format if format in PLAIN else "bf16"
     drafts = {head_prefix + n: w for n, w in _draw_head(config, rng)}
-    rows, floats, more = _store(drafts, head or plain, split_scales)
+    rows, floats, more = store(drafts, head or plain, split_scales)
     if head_experts == "fused":
         rows, floats = _fuse(rows, config), _as_f32(_fuse(floats, config))
     stored, values, scales = stored | rows, values | floats, scales | more
@@ -244,9 +244,11 @@ def _mlp_linears(c: Json) -> list[tuple[str, tuple[int, int]]]:
     return rows
 
 
-def _store(
-    drawn: Mapping[str, F32], format: str, split_scales: bool
+def store(
+    drawn: Mapping[str, F32], format: str, split_scales: bool = False, amax: float = 0.0
 ) -> tuple[dict[str, Array], dict[str, F32], dict[str, float]]:
+    """(stored tensors, the f32 values that they encode, input scales) of f32 tensors. `amax`: of
+    all activations; 0: made up."""
     stored: dict[str, Array] = {}
     values: dict[str, F32] = {}
     scales: dict[str, float] = {}
@@ -257,7 +259,7 @@ def _store(
             stored[name] = w.astype(PLAIN.get(format, PLAIN["bf16"]))
             values[name] = stored[name].astype(np.float32)
             continue
-        rows, values[name] = _quantise(w, scheme, format, _amax(module, split_scales))
+        rows, values[name] = _quantise(w, scheme, format, amax or _amax(module, split_scales))
         stored |= {f"{module}.{suffix}": array for suffix, array in rows.items()}
         scales |= {module: _as_input_scale(rows)} if scheme in ("fp8", "nvfp4_a4") else {}
     return stored, values, scales
@@ -282,6 +284,11 @@ def _quantise(w: F32, scheme: str, format: str, amax: float) -> tuple[dict[str, 
     if scheme == "fp8_channel":
         q = quantisers.fp8_channel(w)
         return {"weight": q.codes, "weight_scale": q.scale}, q.values
+    if scheme == "nvfp4_a8":
+        q = quantisers.nvfp4_as_fp8(w)
+        return {"weight": q.codes, "weight_scale": q.scale}, q.values
+    if scheme == "int4_g128":
+        return quantisers.int4_tensors(w, "ct_sym", 128, odd=False)
     if scheme == "int4_g32":
         return quantisers.int4_tensors(w, {"ct_int4": "ct"}.get(format, format))
     compressed = format.startswith("ct_")

@@ -103,15 +103,28 @@ def nvfp4(w: F32, divide: bool = False) -> Quantised:
     return Quantised(packed, scale, np.array(scale2), values.reshape(w.shape).astype(np.float32))
 
 
-def int4(w: F32, group: int = 32, symmetric: bool = False) -> tuple[U8, F16, U8, F32]:
-    """(codes [N, K], scales [N, K/group], zero points likewise, values); every third row has
+def nvfp4_as_fp8(w: F32) -> Quantised:
+    """The values of `nvfp4` as e4m3 codes with one f32 scale for each row, [N, 1]: the global one,
+    moved so that 6 times the largest block scale is a code."""
+    q = nvfp4(w)
+    factor = np.float32(8) * np.float32(q.scale2)
+    codes = e4m3(q.values / factor)
+    scale = np.full((len(w), 1), factor, np.float32)
+    return Quantised(codes, scale, None, codes.astype(np.float32) * factor)
+
+
+def int4(
+    w: F32, group: int = 32, symmetric: bool = False, odd: bool = True
+) -> tuple[U8, F16, U8, F32]:
+    """(codes [N, K], scales [N, K/group], zero points likewise, values). `odd`: every third row has
     negative scales, every seventh one a group of zeros with the scale 0."""
     groups = w.reshape(len(w), -1, group).copy()
-    groups[::7, 0] = 0
+    if odd:
+        groups[::7, 0] = 0
     low, high = np.minimum(groups.min(-1), 0), np.maximum(groups.max(-1), 0)
     wide = 2 * np.maximum(-low, high) if symmetric else high - low
     scale = (wide / 15).astype(np.float16)
-    scale[::3] *= -1
+    scale[::3] *= -1 if odd else 1
     with np.errstate(divide="ignore", invalid="ignore"):
         zero = np.where(scale > 0, -low / scale, -high / scale)
         codes = groups / scale.astype(np.float32)[..., None]
@@ -133,9 +146,11 @@ def eights(codes: U8, order: str = "01234567") -> NDArray[np.int32]:
 AWQ_ORDER = "02461357"
 
 
-def int4_tensors(w: F32, packing: str, group: int = 32) -> tuple[dict[str, Any], F32]:
+def int4_tensors(
+    w: F32, packing: str, group: int = 32, odd: bool = True
+) -> tuple[dict[str, Any], F32]:
     """({suffix: stored array}, the f32 values) in "gptq", "gptq_v2", "awq", "ct" or "ct_sym"."""
-    codes, scale, zero, values = int4(w, group, packing == "ct_sym")
+    codes, scale, zero, values = int4(w, group, packing == "ct_sym", odd)
     if packing.startswith("ct"):
         rows = {"weight_packed": eights(codes), "weight_scale": scale.astype(np.float32)}
         rows["weight_shape"] = np.array(w.shape, np.int64)

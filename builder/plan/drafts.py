@@ -25,7 +25,6 @@ LISTED = (
 DTYPES = ("auto", *DRAFT_DTYPES)
 # A number of first ids, or the ids themselves; "full": all; "auto": the shipped list where it pays.
 Vocab = int | tuple[int, ...] | str
-SLOW = 1e12  # bytes a second: a card with fewer waits for the head's rows in every draft
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def decide(
     if dtype == "auto":
         dtype = "nvfp4" if head.nvfp4 and gpu else "checkpoint"
     vocab, notes = requested.vocab, tuple[str, ...]()
-    if vocab == "auto" and head.listed and gpu is not None and gpu.bandwidth < SLOW:
+    if vocab == "auto" and head.listed and gpu is not None and gpu.slow:
         vocab = tuple({*head.listed, *(i for i in head.eos if i < ids)})
         notes = (LISTED.format(len(vocab), ids),)
     return DraftPlan(most, DraftOptions(dtype, _ids(vocab, head, ids)), notes)

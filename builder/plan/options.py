@@ -43,7 +43,7 @@ CAPABILITIES = ("SM89", "SM120", "SM121")  # its GPUs: one engine runs on all of
 TARGETS = {CPU: "ort", RTX: "trt", **dict.fromkeys(kernel.TARGETS, "native")}  # and its executor
 BACKENDS = {"ort": "executors.ort", "trt": "executors.trt", "native": "native.backend"}  # modules
 KV_DTYPES = ("f32", "bf16", "fp8")
-STATE_DTYPES = ("f32", "bf16")
+STATE_DTYPES = ("f32", "f16", "bf16")
 CPU_MAX_CONTEXT = 4096
 CPU_MAX_SEQS = 32
 KV_BUDGET = 2 << 30  # bytes of KV by default on a CPU
@@ -291,16 +291,16 @@ def _known(option: str, name: str, known: Iterable[str], near: str = "", more: s
 
 def _precision(options: Options, facts: ModelFacts, gpu: Target | None) -> Precision:
     """Activations are f32 on the CPU, bf16 on a GPU; KV and state follow the checkpoint by
-    default."""
+    default, but states are f16 where a GPU's memory is slow (docs/decisions.md, 4)."""
     activation = DType.BF16 if gpu else DType.F32
     if options.activation != "auto":
-        activation = _dtype("activation", options.activation, STATE_DTYPES)
+        activation = _dtype("activation", options.activation, ("f32", "bf16"))
         if gpu and activation is not DType.BF16:
             raise OptionError(f"activations are bf16 on {gpu.name}, not {activation}")
     kv = facts.kv_dtype or activation
     if options.target == RTX and kv is DType.F8E4M3:
         kv = DType.BF16  # its parser has no FP8 pages
-    state = facts.state_dtype or DType.F32
+    state = DType.F16 if gpu and gpu.slow else facts.state_dtype or DType.F32
     if options.kv_dtype != "auto":
         kv = _dtype("--kv-dtype", options.kv_dtype, KV_DTYPES)
     if options.state_dtype != "auto":

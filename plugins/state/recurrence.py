@@ -29,6 +29,7 @@ from spark_engine.plugins.state.replay_ring import (
     Update,
     Wide,
     heads_of,
+    narrowed,
     ring_of,
     slot_of,
     whole_state,
@@ -42,7 +43,7 @@ def _live(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) 
     return np.asarray(-np.abs(drawn) * np.float32(0.1))
 
 
-STATE = Operand("gdn_state", Role.STATE, "f32/bf16[S+1,Hv,Dv,Dk]")
+STATE = Operand("gdn_state", Role.STATE, "f32/bf16/f16[S+1,Hv,Dv,Dk]")
 RING = Operand(
     "gdn_ring",
     Role.STATE,
@@ -129,7 +130,7 @@ def _tiles(rule: Rule, attrs: Attrs, o: Wide, states: list[Array], rows: Sequenc
             o[at], _ = rule(at, wide[slot])
         for entry in (slot, int(saves[row])):
             if entry >= 0:
-                states[0][entry] = wide[slot].astype(states[0].dtype)
+                states[0][entry] = narrowed(wide[slot], states[0].dtype)
                 if ring:
                     ring.settle(states[1][entry], start + count)
 
@@ -169,7 +170,8 @@ def step_body(
         lag = replay_ring_nodes.catch_up(f, ring, rows, "gdn_state", "gdn_ring")
         step = rule(rows, tokens, lag.state, "o")
         new = f("Where", replay_ring_nodes.folds(f, ring, rows), step.state, lag.stored)
-    _store(f, rows.slots, f.cast(new, node["gdn_state"].dtype), outs[0])
+    new = replay_ring_nodes.narrowed(f, new, node["gdn_state"].dtype)
+    _store(f, rows.slots, new, outs[0])
     if ring is not None:
         replay_ring_nodes.append(f, ring, rows, lag, (step.delta, step.k, step.g), outs[1])
 
@@ -203,7 +205,7 @@ def _round(
     f("Reshape", f("Concat", *made, axis=1), [n * h.tile, h.values * h.value_dim], out="o")
     has = over(f, f("Greater", rows.counts, 0), [1, 2])
     state = f("Where", over(f, has, [3]), certain, held.stored)
-    _store(f, rows.slots, f.cast(state, dtype), outs[0])
+    _store(f, rows.slots, replay_ring_nodes.narrowed(f, state, dtype), outs[0])
     round_ring_nodes.end_round(f, held, rows, has, outs[1])
 
 

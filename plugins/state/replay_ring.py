@@ -12,6 +12,7 @@ no op.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from spark_engine.tensors import Array
 FOLD_ROWS = 16  # value rows that fold together
 ALIGNMENT = 16  # floats: a record starts on 64 bytes
 LEAST, MOST = 2, 16  # records
+F16_MAX = 65504.0  # states do not reach it, but nothing bounds them
 Wide = NDArray[np.float64]
 Update = tuple[Wide, Wide, Wide]  # a token's δ [Hv,Dv], k [Hk,Dk], g [Hv]
 
@@ -124,6 +126,13 @@ class Ring:
             records[0, -1] = end
 
 
+def narrowed(state: Wide, dtype: np.dtype[Any]) -> Array:
+    """A state as it is stored: f16 saturates."""
+    if dtype == np.float16:
+        state = np.clip(state, -F16_MAX, F16_MAX)
+    return state.astype(dtype)
+
+
 def ring_of(attrs: Attrs) -> Ring | None:
     """The ring of a node; None for a length of 0. Raises GraphError for one that no op takes."""
     length, drafts = int(attrs["ring"]), int(attrs.get("drafts", 0))
@@ -212,7 +221,7 @@ class StoredState:
 
     def _fold(self, position: int) -> None:
         due = (self.ring.phases(position) == self.ring.length - 1) | (position == 0)
-        self.state[due] = self.before(position + 1)[due].astype(self.state.dtype)
+        self.state[due] = narrowed(self.before(position + 1)[due], self.state.dtype)
         self.since[due] = position + 1
 
     def end_round(self, start: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import Rows, final_slots, over
-from spark_engine.plugins.state.replay_ring import Ring
+from spark_engine.plugins.state.replay_ring import F16_MAX, Ring
 from spark_engine.tensors import DType
 
 
@@ -22,6 +22,13 @@ class Lag:
     stored: str  # [rows,Hv,Dv,Dk]
     records: str  # [rows,L,width]
     state: str  # [rows,Hv,Dv,Dk]
+
+
+def narrowed(f: Text, state: str, dtype: DType) -> str:
+    """A state f32 as it is stored: f16 saturates, and a NaN stays one."""
+    if dtype is DType.F16:
+        state = f("Min", f("Max", state, -F16_MAX), F16_MAX)
+    return f.cast(state, dtype)
 
 
 def catch_up(f: Text, ring: Ring, rows: Rows, state: str, records: str) -> Lag:

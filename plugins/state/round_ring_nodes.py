@@ -12,7 +12,7 @@ import numpy as np
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import Rows, final_slots, over
 from spark_engine.plugins.state.replay_ring import Ring
-from spark_engine.plugins.state.replay_ring_nodes import flat, keys, part, phases
+from spark_engine.plugins.state.replay_ring_nodes import flat, keys, narrowed, part, phases
 from spark_engine.tensors import DType
 
 
@@ -101,7 +101,7 @@ def fold(f: Text, held: Held, position: str, there: str, new: str) -> Held:
     due = f("Or", due, over(f, f("Equal", position, 0), [1, 2]))
     due = f("And", due, over(f, there, [1, 2]))
     if held.dtype is not DType.F32:
-        new = f.cast(f.cast(new, held.dtype), DType.F32)
+        new = f.cast(narrowed(f, new, held.dtype), DType.F32)
     state = f("Where", over(f, due, [3]), new, held.state)
     since = f("Where", due, over(f, f("Add", position, 1), [1, 2]), held.since)
     return replace(held, state=state, since=since)

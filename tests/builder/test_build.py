@@ -140,7 +140,7 @@ def test_an_engine_with_rings_speaks_as_one_without(tmp_path: Path, fuse: bool) 
         np.testing.assert_allclose(one["logits"], two["logits"], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(("kv", "state"), [("bf16", "f32"), ("fp8", "bf16")])
+@pytest.mark.parametrize(("kv", "state"), [("bf16", "f16"), ("fp8", "bf16")])
 def test_narrow_caches_run(tmp_path: Path, checkpoint: Path, kv: str, state: str) -> None:
     given = {**SMALL.to_json(), "kv_dtype": kv, "state_dtype": state}
     manifest = run(checkpoint, tmp_path / "narrow", Options(**given)).manifest  # type: ignore[arg-type]

@@ -157,7 +157,7 @@ def _logits(engine: Engine, live: int) -> bytes:
 
 
 def test_nan_of_every_state_dtype_is_nan() -> None:
-    for dtype in (np.float32, ml_dtypes.bfloat16):
+    for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
         assert np.isnan(np.asarray(wild(np.zeros(1, dtype))).astype(np.float32)).all()
 
 

@@ -39,7 +39,7 @@ KNOWN = RESULTS / "decode" / "decode_h200.json"
 LAUNCHES = REHEARSED / "launches.json.xz"
 ACCEPTANCES = ((0.55, 0.5, 0.45), (0.8, 0.75, 0.7), (0.92, 0.88, 0.84))  # as `time_step` has them
 PLANNED = (*MODELS, "27b:nvfp4-a4")  # the last: W4A4 layers, which an H200 cannot run as a GB10
-NARROW = "bf16"  # states of which decode alone is predicted: the default is f32
+NARROW = "bf16"  # states of which decode alone is predicted, as many bytes as the default's, f16
 SLOWEST = 3
 LIMIT = 0.10  # of a step that a prediction may err by
 Row = dict[str, Any]
@@ -203,7 +203,7 @@ def everything(laws: Laws) -> list[Row]:
     """The rows of the models: each bucket and rounds of drafts, and decode with narrow states."""
     found = []
     for model in PLANNED:
-        plan = plan_of(model, options(GB10_TARGET.name))
+        plan = plan_of(model, options(GB10_TARGET.name, state_dtype="f32"))
         known = {"model": model, "state": "f32"}
         found += [known | predicted(bucket, laws) for bucket in plan.values()]
         found += [known | {"family": "rounds"} | row for row in rounds(plan, laws)]

@@ -21,6 +21,12 @@ DEVICE u32 pack_f16(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
+// Saturating at ±65504; NaN stays NaN.
+DEVICE u32 pack_f16_finite(float low, float high) {
+  u32 pair;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
 DEVICE float from_f16(u16 bits) {
   float x;
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));

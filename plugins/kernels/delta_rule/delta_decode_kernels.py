@@ -183,6 +183,7 @@ def _macros(p: Problem, shape: HeadBlocks, node: Node) -> dict[str, int]:
         "RING": p.ring,
         "STAGES": shape.stages,
         "STATE_BYTES": p.state.itemsize,
+        "STATE_F16": p.state is DType.F16,
         "TAPS": p.taps,
         "TILE": p.tile,
         "VD": p.value_dim,
@@ -200,7 +201,7 @@ def cost(node: Node, shape: HeadBlocks) -> float:
     blocks = p.rows * p.key_heads * p.repeat // p.heads(shape)
     reached = min(1.0, blocks * shape.warps * 5e9 / target.bandwidth)  # a warp moves 5 GB/s
     over = 1.1 if shape.stages else 1.13
-    if not shape.grouped and (p.ring or p.state is DType.BF16):
+    if not shape.grouped and (p.ring or p.state.itemsize == 2):
         over += 0.2  # less to move behind each block's start and end
     over += 0.15 * (p.tile - 1)
     return over * moved / (target.bandwidth * reached) + 4e-6

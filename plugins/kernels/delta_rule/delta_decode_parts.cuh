@@ -3,7 +3,6 @@
 // Macros: those of delta_state.cuh, TAPS, FUSED.
 #pragma once
 #include "delta_rule/delta_state.cuh"
-#include "delta_rule/delta_rule.cuh"
 
 constexpr int THREADS = WARPS * 32;
 constexpr int CHANNELS = 2 * HK * KD + HV * VD;

@@ -14,6 +14,15 @@ DEVICE act narrow(float x) { return to_bf16(x); }
 #endif
 DEVICE float rounded(float x) { return widen(narrow(x)); }
 
+// --- States of 16 bits, two a word: f16 with STATE_F16, else bf16 ---------------------------
+#if STATE_F16
+DEVICE float2 state_pair(u32 word) { return {from_f16((u16)word), from_f16((u16)(word >> 16))}; }
+DEVICE u32 state_word(float low, float high) { return pack_f16_finite(low, high); }
+#else
+DEVICE float2 state_pair(u32 word) { return {low_bf16(word), high_bf16(word)}; }
+DEVICE u32 state_word(float low, float high) { return pack_bf16(low, high); }
+#endif
+
 struct alignas(4 * sizeof(act)) act4 {
   act v[4];
 };

@@ -1,12 +1,13 @@
-// How a decode step's state is stored: f32 or bf16, [slot][Hv][Dv][Dk], Dk contiguous, alone or
+// How a decode step's state is stored: f32, bf16, f16, [slot][Hv][Dv][Dk], Dk contiguous, alone or
 // with RING behind a replay ring (replay_ring.cuh). How a block reads and writes it.
 //
 // LANES lanes hold one value row, 16 bytes each; ACCESSES of a warp are a chunk of CHUNK_ROWS rows
 // (4 KB at 8 accesses). A warp has every WARPS-th chunk of its block's G heads.
 // Macros: HK, R (key heads, value heads of each), KD, VD (dimensions of a key and a value), G,
 // WARPS, STAGES (chunks that a warp has in flight to shared memory; 0: through registers),
-// STATE_BYTES (of a state element), RING, DRAFTS.
+// STATE_BYTES (of a state element), STATE_F16, RING, DRAFTS.
 #pragma once
+#include "delta_rule/delta_rule.cuh"
 #include "delta_rule/replay_ring.cuh"
 
 constexpr int LANES = KD * STATE_BYTES / 16;
@@ -26,7 +27,10 @@ DEVICE void unpack(float (&s)[EPL], uint4 raw) {
 #else
   u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
-  for (int i = 0; i < 4; i++) s[2 * i] = low_bf16(words[i]), s[2 * i + 1] = high_bf16(words[i]);
+  for (int i = 0; i < 4; i++) {
+    const float2 pair = state_pair(words[i]);
+    s[2 * i] = pair.x, s[2 * i + 1] = pair.y;
+  }
 #endif
 }
 DEVICE uint4 packed(const float (&s)[EPL]) {
@@ -34,8 +38,8 @@ DEVICE uint4 packed(const float (&s)[EPL]) {
   return {__float_as_uint(s[0]), __float_as_uint(s[1]), __float_as_uint(s[2]),
           __float_as_uint(s[3])};
 #else
-  return {pack_bf16(s[0], s[1]), pack_bf16(s[2], s[3]), pack_bf16(s[4], s[5]),
-          pack_bf16(s[6], s[7])};
+  return {state_word(s[0], s[1]), state_word(s[2], s[3]), state_word(s[4], s[5]),
+          state_word(s[6], s[7])};
 #endif
 }
 DEVICE void store_chunk(char* to, const uint4 (&raw)[ACCESSES], int lane) {

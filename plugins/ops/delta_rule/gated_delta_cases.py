@@ -33,6 +33,7 @@ class Launch:
     speed: float = 0.0  # added to a_log: 3 decays by e^-20 and more per token
     strength: float = 0.0  # added to b: 6 makes beta nearly 1
     units: int = UNITS
+    loud: float = 1.0  # times v: 1e6 for states beyond f16
     same: bool = False  # all keys nearly equal: the hard case of the triangular solve
     ring: int = 0  # records behind each state
     lags: tuple[int, ...] = LAGS
@@ -108,6 +109,7 @@ class Launch:
     def _tokens(self, rng: np.random.Generator) -> tuple[Array, Array]:
         rows, size = len(self.slots), self.keys * self.key_dim
         c = rng.standard_normal((rows, self.tile, 2 * size + self.values * self.value_dim))
+        c[..., 2 * size :] *= self.loud
         if self.same:
             c[..., size : 2 * size] = c[:1, :1, size : 2 * size] + c[..., size : 2 * size] * 0.02
         ba = rng.standard_normal((rows, self.tile, 2 * self.values)) * 2
@@ -206,7 +208,7 @@ def _drafted(
     return _case(f"{drafts} drafts, ring of {ring}, {label}", launch, rtol, atol)
 
 
-_BF16 = DType.BF16
+_BF16, _F16 = DType.BF16, DType.F16
 ROUNDS = (
     replace(_drafted("4 tokens, served sizes", 4, key_dim=128, value_dim=128), bench=True),
     _drafted("1 token", 1),
@@ -223,6 +225,7 @@ ROUNDS = (
     _drafted("strong decay", 4, speed=3.0, strength=6.0),
     _drafted("bf16 state", 4, rtol=1e-2, atol=1e-3, state=_BF16),
     _drafted("bf16", 4, rtol=1e-2, atol=1e-2, dtype=_BF16, state=_BF16),
+    _drafted("f16 state, full", 4, rtol=2e-3, atol=1.0, state=_F16, loud=1e6),
 )
 
 STEP = (
@@ -246,6 +249,9 @@ STEP = (
     *(_phase(start) for start in range(1, 10)),
     _ringed("bf16 state", 1, 8, 1e-2, 1e-3, state=DType.BF16),
     _ringed("bf16", 1, 8, 1e-2, 1e-2, dtype=DType.BF16, state=DType.BF16),
+    _case("f16 state", Launch(1, *DECODE, state=_F16), 2e-3, 2e-4),
+    _ringed("f16 state", 1, 8, 2e-3, 2e-4, state=_F16),
+    _ringed("f16 state, full", 1, 8, 2e-3, 1.0, state=_F16, loud=1e6),
     *ROUNDS,
 )
 
@@ -274,6 +280,9 @@ CHUNK = (
     _ringed("strong decay", 64, speed=3.0),
     _ringed("bf16 state", 64, 8, 1e-2, 1e-3, state=DType.BF16),
     _ringed("bf16", 64, 8, 1e-2, 1e-2, dtype=DType.BF16, state=DType.BF16),
+    _case("f16 state, full", Launch(64, *_TILES, state=_F16, loud=1e6), 2e-3, 1.0),
+    _ringed("f16 state", 64, 8, 2e-3, 2e-4, state=_F16),
+    _drafted("tiles, f16", 64, 3, 8, 1e-2, 1e-2, dtype=_BF16, state=_F16),
     _drafted("tiles, served sizes", 64, key_dim=128, value_dim=128),
     _drafted("tiles", 64),
     _drafted("tiles", 64, 7, 4),

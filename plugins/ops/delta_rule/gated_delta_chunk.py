@@ -16,6 +16,7 @@ from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import Rows, continuing, over
 from spark_engine.plugins.ops.delta_rule.gated_delta_nodes import per_head, rates
 from spark_engine.plugins.state.replay_ring import Heads, heads_of
+from spark_engine.plugins.state.replay_ring_nodes import narrowed
 from spark_engine.tensors import Array, DType
 
 
@@ -37,7 +38,7 @@ def chunk(f: Text, node: Named, rows: Rows, state: str) -> str:
     tokens = f("Transpose", o, perm=[0, 2, 1, 3])
     flat = f("Reshape", tokens, [n * h.tile, h.values * h.value_dim])
     f.cast(flat, node["ba"].dtype, out="o")
-    return f.cast(f("Transpose", states, perm=[0, 1, 3, 2]), node["gdn_state"].dtype)
+    return narrowed(f, f("Transpose", states, perm=[0, 1, 3, 2]), node["gdn_state"].dtype)
 
 
 def _chunk_terms(

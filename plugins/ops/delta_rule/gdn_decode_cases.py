@@ -109,6 +109,7 @@ def _cases(ring: int) -> tuple[Case, ...]:
         _case("strong decay", Launch(_delta(ring, speed=3.0, strength=6.0))),
         _case("bf16 state", Launch(_delta(ring, state=DType.BF16))),
         _case("bf16", Launch(_delta(ring, dtype=DType.BF16, state=DType.BF16))),
+        _case("f16 state", Launch(_delta(ring, dtype=DType.BF16, state=DType.F16))),
     )
 
 
@@ -132,6 +133,7 @@ ROUNDS = (
     _rounds("three value heads per key head", 4, keys=2, values=6),
     _rounds("key and value sizes differ", 4, key_dim=16, value_dim=48),
     _rounds("bf16", 4, dtype=DType.BF16, state=DType.BF16),
+    _rounds("f16 state", 4, dtype=DType.BF16, state=DType.F16),
 )
 
 CASES = (

@@ -95,7 +95,7 @@ class TestAmounts:
         """Two counts of the same bytes: of the packed graph's operands, and of the checkpoint's."""
         plan = small_plan("sm_121a")
         (page,) = {DType.U8}  # the embedded checkpoint asks for FP8 pages
-        parts = dict(Floor(open_model(TINY)).parts(Work(rows, 100, 4, page.itemsize, 8)))
+        parts = dict(Floor(open_model(TINY)).parts(Work(rows, 100, 2, page.itemsize, 8)))
         del parts["sample"]  # logits, which the plan's nodes hand on warm
         moved = sum(node.amounts.cold for node in plan["decode", rows].nodes)
         assert moved == pytest.approx(sum(parts.values()), rel=0.03)

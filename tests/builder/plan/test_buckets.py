@@ -197,6 +197,9 @@ def test_the_checkpoint_decides_auto_dtypes() -> None:
     assert plan.precision.state is DType.BF16 and plan.limits.max_context == 100
     told = resolve(Options(kv_dtype="bf16", state_dtype="f32"), facts)
     assert told.precision.kv is DType.BF16 and told.precision.state is DType.F32
+    fast, slow = (resolve(Options(target=t), facts).precision for t in ("sm_90a", "sm_121a"))
+    assert fast.state is DType.BF16 and slow.state is DType.F16
+    assert resolve(Options(target="sm_121a", state_dtype="f32"), facts).precision.state is DType.F32
 
 
 def test_kv_is_capped_and_says_so() -> None:
@@ -384,6 +387,7 @@ def test_kv_tokens() -> None:
         (Options(kv_tokens=-1), "--kv-tokens -1"),
         (Options(kv_dtype="int4"), "--kv-dtype int4"),
         (Options(state_dtype="fp8"), "--state-dtype fp8"),
+        (Options(activation="f16"), "activation f16 is not known; choose from auto, f32, bf16"),
         (Options(gdn_ring=1), "--gdn-ring 1 .* choose 0 or from 2 to 16"),
     ],
 )

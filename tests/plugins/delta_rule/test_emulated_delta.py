@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from spark_engine.kernel import GB10, H200, Tactic, Target
+from spark_engine.op import Case
 from spark_engine.plugins.ops.delta_rule import gated_delta
 from spark_engine.plugins.ops.delta_rule.gated_delta_cases import Launch
 from spark_engine.tensors import Array, DType
@@ -33,6 +34,8 @@ FORMS = {
     "two blocks a head": replace(GIVEN, values=1, value_dim=128),
     "ring of 8": replace(GIVEN, ring=8),
     "drafts": replace(GIVEN, ring=8, drafts=3, state=DType.BF16),
+    "f16 state, full": replace(GIVEN, state=DType.F16, loud=1e6),
+    "drafts, f16 state": replace(GIVEN, ring=8, drafts=3, state=DType.F16),
     "strong decay": replace(GIVEN, speed=3.0),
     "nearly equal keys": replace(GIVEN, speed=-5.0, strength=6.0, same=True),
 }
@@ -90,6 +93,21 @@ def test_it_is_the_reference(
     assert far(got[0], want[0]) < output
     assert far(got[1], want[1]) < state
     assert all(far(g, w) == 0 for g, w in zip(got[2:], want[2:], strict=True))
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in gated_delta.STEP.cases if "f16 state, full" in c.label]
+)
+def test_steps_keep_states_of_f16_finite(case: Case, cache: Path) -> None:
+    op, arrays = gated_delta.STEP, case.inputs(np.random.default_rng(5))
+    specs, (tactic, *_) = cuda_node.specs_of(op, case.attrs, arrays), op.cuda.tactics
+    plan, outs = tactic.plan(case.attrs, specs, GB10), op.infer(case.attrs, specs)
+    got = emulated.run(plan, tactic.source, arrays, outs, cache, True, op.aliases(case.attrs))
+    want = op.reference(case.attrs, arrays)
+    assert case.ignore is not None
+    case.ignore(tuple(got)), case.ignore(want)
+    assert (np.abs(want[1]) == np.finfo(np.float16).max).any(), "none is full"
+    assert far(got[0], want[0]) < 1e-3 and far(got[1], want[1]) < 1e-3
 
 
 @pytest.mark.parametrize(("tactic", "target"), [("wgmma", H200), ("warps", GB10)])

@@ -29,6 +29,9 @@ OPTIONS = "-std=c++17 -O1 -w -fPIC -ffp-contract=off -fno-gnu-unique -fno-except
 HOST, BODIES, WHOLE = "host.hpp", "bodies.cpp", "whole.cpp"
 GUARD = 256  # bytes before and after each buffer
 ALIGNMENT = 256
+INLINE = (  # sources with instructions among other functions
+    "common/numeric.cuh", "attention/attention_kv_pages.cuh", "delta_rule/delta_round_fma.cu",
+)  # fmt: skip
 # A function that is an instruction: ptx.cuh of this folder has it.
 _INSTRUCTION = re.compile(r"^DEVICE \w+ \w+\([^)]*\) \{\n(?:  .*\n)*?  asm(?:.*\n)*?\}\n", re.M)
 _DYNAMIC = re.compile(r"extern __shared__ \S+ (?:u8|char) (\w+)\[\];")
@@ -50,7 +53,7 @@ def _texts() -> tuple[Texts, Texts]:
     host[HOST] = '#include "common/ptx.cuh"\n#include "common/wgmma_sm90.cuh"\n'
     host[BODIES] = '#include "common/bodies.cuh"\n#include "common/launches.cuh"\n'
     found = {p.relative_to(SOURCES).as_posix(): p.read_text() for p in SOURCES.rglob("*.cu*")}
-    for path in ("common/numeric.cuh", "attention/attention_kv_pages.cuh"):
+    for path in INLINE:
         found[path] = _INSTRUCTION.sub("", found[path])
     dynamic = r"u8* const \1 = dynamic;"
     places = {"u64": 240, "Shared": 244}  # KiB

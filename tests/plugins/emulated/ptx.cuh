@@ -229,6 +229,11 @@ template <class T>
 void __stcg(T* to, T value) {
   *to = value;
 }
+#define __ldcs __ldcg
+#define __stcs __stcg
+inline void add_if(int lag, int n, float x, float y, float& sum) {  // of delta_round_fma.cu
+  if (lag > n) sum = fmaf(x, y, sum);
+}
 inline u32 __funnelshift_l(u32 low, u32 high, int by) {
   return by & 31 ? high << (by & 31) | low >> (32 - (by & 31)) : high;
 }
@@ -264,6 +269,10 @@ inline u16 to_e4m3x2(float low, float high) {
 }
 inline u32 pack_f16(float low, float high) {
   return bits_of<u16>((_Float16)low) | (u32)bits_of<u16>((_Float16)high) << 16;
+}
+inline u32 pack_f16_finite(float low, float high) {
+  auto finite = [](float x) { return x != x ? x : min(max(x, -65504.f), 65504.f); };
+  return pack_f16(finite(low), finite(high));
 }
 inline u32 e4m3x2_to_f16x2(u16 pair) {
   return bits_of<u16>((_Float16)value_of_e4m3(pair & 0xff)) |

@@ -91,6 +91,7 @@ def _plan(node: Node, ds: int, packed: bool) -> Plan:
         "R": h.repeat,
         "RING": node.number("ring"),
         "STATE_BYTES": node["gdn_state"].dtype.itemsize,
+        "STATE_F16": node["gdn_state"].dtype is DType.F16,
         "VD": h.value_dim,
     }
     tile_heads, triangle = rows * h.values, TRIANGLE if packed else 2 * TILE * TILE * 2

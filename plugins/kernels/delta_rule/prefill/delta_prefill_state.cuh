@@ -18,8 +18,7 @@ struct Rows {  // accumulators of S, values by keys, of one warp's 16 values
 };
 DEVICE float2 load_pair(const float* p) { return *(const float2*)p; }
 DEVICE float2 load_pair(const u16* p) {
-  const u32 pair = *(const u32*)p;
-  return {low_bf16(pair), high_bf16(pair)};
+  return state_pair(*(const u32*)p);
 }
 
 // Two neighbouring blocks of 8 columns of an accumulator as a left operand, in two parts.
@@ -57,7 +56,10 @@ DEVICE void fold(float (&acc)[KD / 2], const Rows& held, const float* ring, int 
   }
 #if STATE_BYTES == 2
 #pragma unroll
-  for (int i = 0; i < KD / 2; i++) acc[i] = from_bf16(to_bf16(acc[i]));
+  for (int i = 0; i < KD / 2; i += 2) {
+    const float2 pair = state_pair(state_word(acc[i], acc[i + 1]));
+    acc[i] = pair.x, acc[i + 1] = pair.y;
+  }
 #endif
 }
 #endif

@@ -136,7 +136,7 @@ DEVICE void store_outputs(const Tokens& o, u16* out, int lane) {
 }
 
 DEVICE void store_pair(float* p, float x, float y) { *(float2*)p = {x, y}; }
-DEVICE void store_pair(u16* p, float x, float y) { *(u32*)p = pack_bf16(x, y); }
+DEVICE void store_pair(u16* p, float x, float y) { *(u32*)p = state_word(x, y); }
 
 // The copies of one sequence's tiles, all threads'.
 struct Fetch {

@@ -201,7 +201,12 @@ DEVICE void store_words(float* p, const State& x, int i, int half) {
   *(float2*)p = {from[0], from[1]};
 }
 DEVICE void store_words(u16* p, const State& x, int i, int half) {
+#if STATE_F16
+  const float* from = x.s[i / 8][i % 8] + half * 2;
+  *(u32*)p = state_word(from[0], from[1]);
+#else
   *(u32*)p = x.high[i / 2][i % 2 * 2 + half];
+#endif
 }
 
 // One sequence; n tiles came before and, at the end, with it. Its place is read from shared
