@@ -81,14 +81,18 @@ class Scheduler:
         pools = self.slots, self.pages, self.prefix
         self._admission = Admission(sizes, *pools, self.running, self.waiting, self._fence)
 
-    def add(self, seq: Sequence) -> None:
-        """Queues a new sequence. Raises CapacityError when the queue is full."""
-        fresh = self.waiting.fresh
+    def check_room(self, coming: int = 0) -> None:
+        """Raises CapacityError when the queue is full; `coming` more requests will join it."""
+        fresh = self.waiting.fresh + coming
         if fresh >= self.sizes.max_waiting:
             raise CapacityError(
                 f"{fresh} requests wait already, and the queue holds {self.sizes.max_waiting}: "
                 "try again later"
             )
+
+    def add(self, seq: Sequence) -> None:
+        """Queues a new sequence. Raises CapacityError when the queue is full."""
+        self.check_room()
         seq.tiles = max(1, -(-self.prefix.add(seq, self.running) // self.sizes.tile))
         seq.arrived = self.pacing.clock
         self.waiting.add(seq)

@@ -67,11 +67,16 @@ class DeviceStates:
         self._gpu.copy_all([*copies])
 
     def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
-        where = list(pages)
+        return self._save(OF_SLOTS, slot, list(pages))
+
+    def save_prefix(self, row: int | None, pages: Iterable[int]) -> Snapshot:
+        return self._save(() if row is None else (SEQUENCE,), row or 0, list(pages))
+
+    def _save(self, units: Collection[str], slot: int, where: list[int]) -> Snapshot:
         rows, paged = {}, {}
         for info in self._infos:
             dims, dtype = info.spec.dims[1:], info.spec.dtype.numpy
-            if info.unit in OF_SLOTS:
+            if info.unit in units:
                 rows[info.spec.name] = np.empty(dims, dtype)
             elif info.unit == PAGE:
                 paged[info.spec.name] = np.empty((len(where), *dims), dtype)
@@ -97,7 +102,7 @@ class DeviceStates:
         neighbouring pages are merged."""
         for info in self._infos:
             spec, size = info.spec, unit_bytes(info.spec)
-            if info.unit in OF_SLOTS:
+            if spec.name in snapshot.rows:
                 host, runs = snapshot.rows[spec.name], [(slot, 0, 1)]
             elif info.unit != PAGE:
                 continue

@@ -8,7 +8,7 @@ arrays for every executor; states are in a `States`, which may keep them on a de
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -82,6 +82,14 @@ class States(Protocol):
         """Writes a snapshot into a slot and into as many pages as the snapshot has."""
 
 
+@runtime_checkable
+class PrefixStore(States, Protocol):
+    """States whose prefixes can be copied to a disk: all that is in them is in this process."""
+
+    def save_prefix(self, row: int | None, pages: Iterable[int]) -> Snapshot:
+        """As `save`, but of the states by sequence alone, and no row of them without `row`."""
+
+
 class TableSink(Protocol):
     """A device's copies of the tables."""
 
@@ -118,8 +126,14 @@ class HostStates:
             self.arrays[name][targets] = self.arrays[name][sources]
 
     def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
+        return self._save(self._by_slot, slot, pages)
+
+    def save_prefix(self, row: int | None, pages: Iterable[int]) -> Snapshot:
+        return self._save(() if row is None else self._by_sequence, row or 0, pages)
+
+    def _save(self, names: Iterable[str], row: int, pages: Iterable[int]) -> Snapshot:
         where = np.fromiter(pages, np.intp)
-        rows = {name: self.arrays[name][slot].copy() for name in self._by_slot}
+        rows = {name: self.arrays[name][row].copy() for name in names}
         return Snapshot(rows, {name: self.arrays[name][where] for name in self._by_page})
 
     def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:

@@ -116,6 +116,10 @@ class FakeStates(HostStates):
         self.device.finish()
         return super().save(slot, pages)
 
+    def save_prefix(self, row: int | None, pages: Iterable[int]) -> Snapshot:
+        self.device.finish()
+        return super().save_prefix(row, pages)
+
     def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
         self.device.finish()
         super().restore(snapshot, slot, pages)

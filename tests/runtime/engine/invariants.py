@@ -30,11 +30,12 @@ def check_idle(engine: Engine) -> None:
         raise InternalError(f"the idle engine still holds {', '.join(left)}")
 
 
-def check_scheduler(scheduler: Scheduler) -> None:
-    """Raises InternalError unless every slot, page, row and swapped byte has its holders."""
+def check_scheduler(scheduler: Scheduler, loading: Iterable[int] = ()) -> None:
+    """Raises InternalError unless every slot, page, row and swapped byte has its holders;
+    `loading`: pages that are filled from a disk."""
     running, fence, prefix = scheduler.running, scheduler._fence, scheduler.prefix
     check_pool(scheduler.slots, [*(s.slot for s in running), *(f[1] for f in fence)])
-    held = [page for s in running for page in s.pages] + prefix.copied
+    held = [page for s in running for page in s.pages] + prefix.copied + [*loading]
     held += [page for f in fence for page in f[2]]
     check_pool(scheduler.pages, held, kept_pages(prefix.cache))
     check_cache(prefix.cache)

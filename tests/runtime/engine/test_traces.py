@@ -239,7 +239,8 @@ class Watch:
         for event in self.engine.step():
             assert not (self.events[event.request_id] and self.events[event.request_id][-1].finish)
             self.events[event.request_id].append(event)
-        check_scheduler(self.engine.scheduler)
+        disk = self.engine._disk
+        check_scheduler(self.engine.scheduler, disk.held if disk else ())
         self._check_snapshots()
         self._check_progress()
         if not self.engine.depth:  # every round was read
@@ -359,6 +360,10 @@ def check_trace(trace: Trace) -> None:
     assert watch.engine.scheduler.prefix.rows.free == trace.limits.snapshots
     verified = watch.engine._loop.counts.drafts_by_position
     assert sum(events[-1].drafted for events in watch.events.values()) == sum(verified)
+    compare_with_solo_runs(trace, watch, arrived)
+
+
+def compare_with_solo_runs(trace: Trace, watch: Watch, arrived: dict[int, Arrival]) -> None:
     limits = replace(trace.limits, drafts=0, snapshots=0)
     plain = build_fake(limits, (1,), (1,), lazy=False, poison_rate=POISON_RATE)
     options = EngineOptions(swap_bytes=0, grammars=automaton.Automaton)
