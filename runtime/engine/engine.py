@@ -18,13 +18,8 @@ from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, verify_family
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.constraint import Grammars
 from spark_engine.runtime.engine.disk.cache_folder import CacheFolder
-from spark_engine.runtime.engine.disk.disk_cache import (
-    DISK_BYTES,
-    FLUSH_S,
-    PAUSE,
-    DiskCache,
-)
-from spark_engine.runtime.engine.load import Loaded, load
+from spark_engine.runtime.engine.disk.disk_cache import DISK_BYTES, DiskCache
+from spark_engine.runtime.engine.load import GIB, Loaded, load
 from spark_engine.runtime.engine.masks import Masks
 from spark_engine.runtime.engine.policy.pacing import BALANCED, PrefillPolicy
 from spark_engine.runtime.engine.request import (
@@ -152,7 +147,12 @@ class Engine:
             hosts=split_hosts(options.hosts),
             host_bytes=options.host_bytes,
         )
-        return cls(loaded, options, trace)
+        engine = cls(loaded, options, trace)
+        if engine._disk is not None:
+            files = engine._disk.folder
+            used = f"{files.used / GIB:.2f} of {files.most / GIB:.2f} GiB in {files.path}"
+            (shown or Progress(None)).say(f"prefix cache on disk: {used}")
+        return engine
 
     @property
     def idle(self) -> bool:
@@ -290,16 +290,13 @@ class Engine:
         self.loaded.close()
 
     def settle(self) -> None:
-        """Waits, for FLUSH_S at most, until what ended requests left is on the disk, if it is to be
+        """Waits, for a few seconds at most, until what requests left is on the disk, if it is to be
         there. For another thread than that which steps."""
-        end = time.monotonic() + FLUSH_S
-        while self._disk is not None and self._disk.busy and time.monotonic() < end:
-            time.sleep(PAUSE)
         if self._disk is not None:
-            self._disk.folder.flush(max(0.0, end - time.monotonic()))
+            self._disk.settle()
 
     def _open_disk(self) -> DiskCache | None:
-        """Raises OptionError for a folder that cannot be used, or an engine that has no use of it."""
+        """Raises OptionError for a folder that cannot be used, and where it would do nothing."""
         path, most = self.options.cache_dir, self.options.cache_dir_bytes
         if path is None:
             return None

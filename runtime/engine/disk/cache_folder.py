@@ -222,7 +222,7 @@ class CacheFolder:
 
 def write_file(folder: Path, name: str, parts: Iterable[Bytes]) -> None:
     """Writes a file whole, or leaves the one before. Raises OSError."""
-    pieces = [memoryview(part) for part in parts]
+    pieces = [part.data for part in parts]
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(folder / TEMPORARY, flags, 0o600), "wb") as file:
         file.write(MAGIC + _digest(name, pieces))

@@ -1,7 +1,7 @@
 """The prefix cache of earlier processes: copies states and pages to a folder, and back from it.
 
-- What a request that ended leaves is copied: the last states of its conversation, those that others
-  resumed from, and the pages before them; those of a page that has a file already are not.
+- What an ended request leaves is copied, as far as it has no file yet: the first state on its path
+  (the system message's), those that were resumed from, its last two, and the pages before them.
 - A request with a longer prefix in the folder than in memory waits until its pages and its state
   are in the prefix cache, LOAD_S at most. Then it is admitted and finds them like any others. What
   cannot be read costs only the hit.
@@ -98,17 +98,12 @@ class DiskCache:
         prefix.spoilt = deque(maxlen=ENDED)
         self._load: _Load | None = None
         self._saves: deque[_Save] = deque()
-        self._next = 0.0  # when it may copy again while requests run
+        self._done = self._took = 0.0  # seconds: the end of the last copies, and their time
 
     @property
     def busy(self) -> bool:
         """True if a request waits for it, or something is to be copied."""
         return bool(self.waiting or self._saves or self._prefix.ended or self._prefix.spoilt)
-
-    @property
-    def held(self) -> list[int]:
-        """Pages that a load uses."""
-        return self._load.held if self._load else []
 
     def stats(self) -> dict[str, int]:
         folder = self.folder
@@ -136,19 +131,16 @@ class DiskCache:
     def advance(self, running: bool) -> list[Request]:
         """Copies for a moment; returns requests that wait no more. Not `running`: there is nothing
         else to do, so it waits PAUSE at most for a thread."""
-        start = time.monotonic()
+        start, rest = time.monotonic(), LOADING if self.waiting else SAVING
         ready = [seq for seq, end in self.waiting.values() if end < start]
-        if not running or start >= self._next:
-            loads, moved = bool(self.waiting), False
-            if loads:
+        if not running or start - self._done >= rest * self._took:
+            if self.waiting:
                 found = self._read_some(running)
                 ready += [] if found is None or found in ready else [found]
-            elif self._prefix.ended or self._saves:
-                moved = self._save_some()
-                if not (moved or running):
-                    self.folder.wait(PAUSE)
-            now = time.monotonic()
-            self._next = now + (now - start) * (LOADING if loads else SAVING)
+            elif (self._prefix.ended or self._saves) and not self._save_some() and not running:
+                self.folder.wait(PAUSE)
+            self._done = time.monotonic()
+            self._took = self._done - start
         while self._prefix.spoilt:
             for node in self._prefix.spoilt.pop().node.path():
                 at = self._digest(node)
@@ -156,6 +148,14 @@ class DiskCache:
         for seq in ready:
             self.drop(seq.id)
         return ready
+
+    def settle(self) -> None:
+        """Waits, for FLUSH_S at most, until nothing is left to copy or to write: for another thread
+        while the engine's steps."""
+        end = time.monotonic() + FLUSH_S
+        while self.busy and time.monotonic() < end:
+            time.sleep(PAUSE)
+        self.folder.flush(max(0.0, end - time.monotonic()))
 
     def close(self) -> None:
         """Copies what is left, for FLUSH_S at most, and closes the folder. May be called twice."""
@@ -255,7 +255,7 @@ class DiskCache:
         return load.node.end == end * self._prefix.sizes.page_size
 
     def _take_state(self, load: _Load, data: memoryview) -> None:
-        cache, page, rows = self._prefix.cache, -1, self._prefix.sizes.snapshot_bytes
+        cache, rows = self._prefix.cache, self._prefix.sizes.snapshot_bytes
         if not _alive(load.node) or not cache.reclaim(bool(load.length)):
             return
         pages = self._pages.take(bool(load.length))
@@ -314,26 +314,26 @@ class DiskCache:
         return True
 
     def _left_by(self, node: PageNode | None, state: CachedState | None) -> Iterator[_Save]:
-        """What an ended request leaves: states that others resumed from, its last two; or pages."""
+        """What an ended request leaves: the first state on its path, those that were resumed from,
+        its last two; or pages."""
         kept: list[tuple[PageNode, CachedState | None]] = []
         if not self._prefix.sizes.snapshot_bytes and node is not None and node.alive:
             kept = [(node, None)]
         elif state is not None:
-            path = [*state.node.path()]
-            used = [one for at in reversed(path) for one in at.states if one.hits]
+            found = [one for at in reversed([*state.node.path()]) for one in at.states]
+            used = [one for one in found if one.hits]
             last = [one for one in (state.before, state) if one is not None]
-            kept = [(one.node, one) for one in dict.fromkeys((*used, *last)) if one.alive]
+            kept = [(s.node, s) for s in dict.fromkeys((*found[:1], *used, *last)) if s.alive]
         for end, one in kept:
-            if one is not None and self.folder.has(self._name(one)):
-                continue
             path = [at for at in end.path() if at.parent is not None]
-            new = (at for at in reversed(path) if not self.folder.has(page_file(self._digest(at))))
-            yield _Save(end, one, deque(new))
+            new = [at for at in path[::-1] if not self.folder.has(page_file(self._digest(at)))]
+            if new or (one is not None and not self.folder.has(self._name(one))):
+                yield _Save(end, one, deque(new))
 
     def _save_state(self, state: CachedState) -> bool:
         """Queues its row, and the page that it ends in; False where it was evicted."""
-        if not state.alive:
-            return False
+        if self.folder.has(self._name(state)) or not state.alive:
+            return state.alive
         pages = [state.page] if state.suffix_tokens else []
         found = self._store.save_prefix(self._prefix.sizes.slots + state.row, pages)
         paged = [pages_of[0] for pages_of in found.pages.values()] if pages else []

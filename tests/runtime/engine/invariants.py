@@ -45,6 +45,12 @@ def check_scheduler(scheduler: Scheduler, loading: Iterable[int] = ()) -> None:
     check_waiting(scheduler.waiting)
 
 
+def check_engine(engine: Engine) -> None:
+    """`check_scheduler`, of an engine that may be reading from a disk."""
+    load = engine._disk._load if engine._disk else None
+    check_scheduler(engine.scheduler, load.held if load else ())
+
+
 def check_waiting(waiting: Waiting) -> None:
     """Raises InternalError unless the counts are right and each request is in one place."""
     fresh = sum(seq.last_step < 0 for seq in waiting)

@@ -36,7 +36,7 @@ from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.executors.memory import Snapshot
 from spark_engine.vision import Image
 from tests.runtime.engine import automaton
-from tests.runtime.engine.invariants import check_idle, check_scheduler
+from tests.runtime.engine.invariants import check_engine, check_idle
 from tests.runtime.fake_executor import VISION_INFO, VOCAB, build_fake, poison_free
 
 MOST_PASSED = -(-340 // 64)  # tiles that go before those of the longest sequence
@@ -239,8 +239,7 @@ class Watch:
         for event in self.engine.step():
             assert not (self.events[event.request_id] and self.events[event.request_id][-1].finish)
             self.events[event.request_id].append(event)
-        disk = self.engine._disk
-        check_scheduler(self.engine.scheduler, disk.held if disk else ())
+        check_engine(self.engine)
         self._check_snapshots()
         self._check_progress()
         if not self.engine.depth:  # every round was read
