@@ -84,7 +84,7 @@ class States(Protocol):
 
 @runtime_checkable
 class PrefixStore(States, Protocol):
-    """States whose prefixes can be copied to a disk: all that is in them is in this process."""
+    """States with prefixes that can be copied to a disk: this process has all that is in them."""
 
     def save_prefix(self, row: int | None, pages: Iterable[int]) -> Snapshot:
         """As `save`, but of the states by sequence alone, and no row of them without `row`."""

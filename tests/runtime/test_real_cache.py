@@ -129,8 +129,8 @@ def test_conversations_resume_from_what_was_generated(loaded: Loaded) -> None:
 def test_a_restart_resumes_from_the_folder(loaded: Loaded, tmp_path: Path) -> None:
     """Prompts of two engines, each with the files of those before: bit for bit where only
     prefill's own work is taken over. Bytes of every dtype of a state pass through the files."""
-    exact, rng = quantised(loaded), random.Random(5)
-    requests = shared(rng, 3)
+    exact, rng = quantised(loaded), random.Random(0)
+    requests = shared(rng, 6)
     for life in range(2):
         options = EngineOptions(cache_dir=str(tmp_path), depth=life)
         engine = Engine(replace(loaded, invariant=exact), options)

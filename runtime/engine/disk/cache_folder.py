@@ -35,7 +35,7 @@ _NAME = re.compile(r"([0-9a-f]{40})(?:\.page|\.(\d{1,5})\.[0-9a-f]{32}\.state)")
 log = logging.getLogger(__name__)
 
 
-class Refused(Exception):
+class BadFile(Exception):
     """A file is not what was written under its name."""
 
 
@@ -197,7 +197,7 @@ class CacheFolder:
     def _read(self, name: str, size: int) -> memoryview | None:
         try:
             return read_file(self.path / name, size)
-        except (OSError, Refused):
+        except (OSError, BadFile):
             self.refused += 1
             self._discard([name])
             return None
@@ -232,18 +232,18 @@ def write_file(folder: Path, name: str, parts: Iterable[Bytes]) -> None:
 
 
 def read_file(path: Path, size: int) -> memoryview:
-    """The content, of `size` bytes. Raises Refused or OSError."""
+    """The content, of `size` bytes. Raises BadFile or OSError."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # it waits for no pipe
     with open(os.open(path, flags), "rb") as file:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode) or about.st_size != HEAD + size:
-            raise Refused
+            raise BadFile
         data = bytearray(HEAD + size)
         if file.readinto(data) != len(data):
-            raise Refused
+            raise BadFile
     content = memoryview(data)[HEAD:]
     if data[:HEAD] != MAGIC + _digest(path.name, [content]):
-        raise Refused
+        raise BadFile
     return content
 
 

@@ -34,7 +34,7 @@ from spark_engine.tensors import Array
 
 DISK_BYTES = 32 << 30  # of the folder, where no option says more or less
 STEP = 32 << 20  # bytes
-ENDED = 256  # requests whose states are still to be copied; of more, those of the first are not
+ENDED = 256  # requests with states that are still to be copied; of more, the first lose theirs
 AHEAD = 128 << 20  # bytes
 LOAD_S = 30.0  # seconds that a request waits for its prefix
 FLUSH_S = 4.0  # seconds of copying and writing at the end
@@ -241,7 +241,7 @@ class DiskCache:
         return load.seq
 
     def _take_pages(self, load: _Load, data: Sequence[memoryview]) -> bool:
-        """Adds the next pages to the prefix cache; False where it has no room for them."""
+        """Adds the next pages to the prefix cache; False where that has no space for them."""
         cache, end = self._prefix.cache, load.have + len(data)
         if not _alive(load.node) or not cache.reclaim(len(data)):
             return False
