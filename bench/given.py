@@ -32,8 +32,7 @@ def needing_aiohttp(name: str) -> ModuleType:
 
 
 def read_target(where: str, more: tuple[str, ...]) -> tuple[str, Path | None]:
-    """True if it is a URL; else checks that it is an engine folder. Raises EngineError if it is
-    neither."""
+    """(URL without /v1, None), or ("", engine folder). Raises EngineError if it is neither."""
     if where.startswith(("http://", "https://")):
         if more:
             raise OptionError(f"{' '.join(more)} is for a server that is started here, not {where}")

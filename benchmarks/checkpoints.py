@@ -74,7 +74,8 @@ def described(row: Published) -> Json | None:
     except CheckpointError:
         return None
     facts = facts_of(model)
-    plan = resolve(Options(GB10.name, max_seqs=1, max_context=CONTEXT), facts)
+    given = Options(GB10.name, max_seqs=1, max_context=CONTEXT, draft_vocab="full")  # its own bytes
+    plan = resolve(given, facts)
     limits = plan.limits
     needs = facts.needs(
         plan.precision, limits.page_size, limits.gdn_ring, limits.drafts, plan.draft

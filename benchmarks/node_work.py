@@ -20,7 +20,7 @@ MMA_TOKENS = 8  # tokens that one matrix instruction takes: fewer cost as much
 CHUNK = 64  # tokens of a chunk of the delta rule in prefill
 FORMATS = {"fp8": "e4m3", "fp8_channel": "e4m3", "fp8_block": "e4m3", "nvfp4_a4": "nvfp4"}
 LINEAR = {"fp8_linear": "e4m3", "fp8_block_linear": "e4m3", "nvfp4_linear_a4": "nvfp4"}
-LINEAR |= {"linear": "bf16", "nvfp4_linear": "bf16", "int4_linear": "bf16"}
+LINEAR |= dict.fromkeys(("linear", "linear_bias", "nvfp4_linear", "int4_linear"), "bf16")
 GATHERS = ("embed", "mtp_input")  # of a table they read one row a token
 TOUCHES = ("mark_tokens", "accept_drafts", "round_rows", "shift_ids", "draft_token")
 
@@ -173,6 +173,12 @@ def _paged_attention(work: Work) -> Amounts:
     return Amounts(_weights(work) + 2 * tokens * _of_token(work), plain.warm, ops, "bf16")
 
 
+def _vision_attention(work: Work) -> Amounts:
+    """Every patch with every other one."""
+    (tokens, width), plain = work.outs[0].dims, _plain(work)
+    return Amounts(plain.cold, plain.warm, 4.0 * tokens * tokens * width, "bf16")
+
+
 def _append(work: Work) -> Amounts:
     plain = _plain(work)
     return Amounts(plain.cold + work.ins[0].dims[0] * _of_token(work), plain.warm)
@@ -191,6 +197,7 @@ _RULES: dict[str, Callable[[Work], Amounts]] = {
     "attention_decode": _attention_decode,
     "paged_attention": _paged_attention,
     "append_kv": _append,
+    "vision_attention": _vision_attention,
 }
 
 

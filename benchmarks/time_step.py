@@ -45,7 +45,7 @@ from benchmarks.byte_floors import H200_BANDWIDTH, Floor, Work
 from benchmarks.published import folder_of, name_of
 from benchmarks.result_files import ROOT, commit_here, read, write
 from benchmarks.steps.lockstep import SPARE, WARM, Bench, Row, card
-from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, verify_family
+from spark_engine.interface import DECODE, DRAFT_HEAD, PREFILL, PREFILL_TILE, verify_family
 from spark_engine.models.open_model import open_model
 from spark_engine.runtime.engine.request import capacity
 from spark_engine.weights_file import read_index
@@ -222,7 +222,8 @@ def measure_launches(bench: Bench, args: argparse.Namespace, known: Row) -> None
     run: Row = {"model": known["model"], "target": manifest.target}
     run |= {"machine": launch_times.machine(launch_times.native(bench, *first).gpu)}
     run |= {"config": name_of(args.config)}
-    run |= {"options": launch_times.options_of(manifest), "engine_card": manifest.card}
+    listed = f"{DRAFT_HEAD}shortlist" in bench.folder.weights()
+    run |= {"options": launch_times.options_of(manifest, listed), "engine_card": manifest.card}
     run |= {"ranks": manifest.ranks, "buckets": []}
     run |= {name: known[name] for name in ("commit", "date")}
 

@@ -167,8 +167,18 @@ class _Build(click.Command):
 )
 @click.option(
     "--draft-vocab",
-    metavar="N|FILE",
-    help="Ids that are drafted: the first N, or those of a file. What is generated stays the same.",
+    default="auto",
+    metavar="full|auto|N|FILE",
+    help="Ids that are drafted: all, the first N, or those of a file; auto: a list of frequent "
+    "ones where the GPU's memory is slow. What is generated stays the same.",
+)
+@click.option(
+    "--draft-suffix",
+    type=int,
+    default=0,
+    metavar="N",
+    help="Also draft what followed the last N tokens or more where they were before, with a draft "
+    "head or without; 6 is a good N, 0 (the default): none.",
 )
 @click.option("--no-fuse", is_flag=True, help="Apply no fusion.")
 @click.option("--debug", is_flag=True, help="Make every layer's output readable.")
@@ -225,7 +235,7 @@ def main(
     executor: str,
     target: str,
     drafts: str,
-    draft_vocab: str | None,
+    draft_vocab: str,
     rope_scaling: str | None,
     no_fuse: bool,
     record: bool | None,
@@ -260,7 +270,7 @@ def main(
             "rope_scaling": scaling,
             "verify": parse_rounds("--verify", verify) if verify is not None else None,
             "drafts": parse_drafts(drafts),
-            "draft_vocab": parse_vocab(draft_vocab) if draft_vocab is not None else None,
+            "draft_vocab": parse_vocab(draft_vocab),
         }
         target = target_for(executor, target)
         options = Options(target, fuse=not no_fuse, **sizes, **parsed, **rest)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ Knows the manifest and the names of the draft head's tensors; decides nothing.
 from collections.abc import Iterable
 
 from spark_engine.builder.report import size, timed
-from spark_engine.interface import DECODE, DRAFT_HEAD, VERIFY
+from spark_engine.interface import DECODE, DRAFT_HEAD, ID_PAGES, VERIFY
 from spark_engine.manifest import Manifest, StateInfo
 from spark_engine.tensors import TensorSpec
 
@@ -18,7 +18,7 @@ def draft_costs(manifest: Manifest, weights: Iterable[TensorSpec]) -> tuple[str,
     if not manifest.limits.drafts:
         return ()
     head = sum(spec.nbytes for spec in weights if spec.name.startswith(DRAFT_HEAD))
-    kv = sum(s.spec.nbytes for s in manifest.states if _of_head(s) and s.unit == "page")
+    kv = sum(s.spec.nbytes for s in manifest.states if _own(s) and s.unit == "page")
     states = sum(_more(s, manifest) for s in manifest.states if s.unit != "page")
     taken = (
         f"drafts take {size(head)} of weights (the head's own, and ids that it may draft), "
@@ -45,15 +45,15 @@ def _rounds(manifest: Manifest) -> Iterable[str]:
         )
 
 
-def _of_head(state: StateInfo) -> bool:
-    return state.spec.name.startswith(DRAFT_HEAD)
+def _own(state: StateInfo) -> bool:
+    return state.spec.name.startswith(DRAFT_HEAD) or state.spec.name == ID_PAGES
 
 
 def _more(state: StateInfo, manifest: Manifest) -> int:
     """Bytes of a state per slot that drafts add: ring records beyond the ring's length, and a
     column of the convolution's window for each token of a round."""
     name, nbytes, limits = state.spec.name, state.spec.nbytes, manifest.limits
-    if name in OWN or _of_head(state):
+    if name in OWN or _own(state):
         return nbytes
     rows = state.spec.dims[1] if len(state.spec.dims) > 1 else 1
     if name.endswith(".gdn_ring"):

@@ -29,7 +29,7 @@ LIBRARIES = (
 )
 CUDA_LIBRARIES = ("cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc")  # they make the cubins
 CHECKPOINT_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt")
-SOURCES = (".py", ".cu", ".cuh")
+SOURCES = (".py", ".cu", ".cuh", ".json")  # lists and recorded times count too
 # The packages of the project. In a wheel they are inside `spark_engine`, and are hashed separately.
 APART = {"bench", "builder", "check", "device", "models", "plugins", "runtime"}
 

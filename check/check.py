@@ -239,8 +239,8 @@ def _sessions(one: Loaded, other: Loaded, seed: int) -> list[CheckSession]:
         raise OptionError(f"the engines differ in vocabulary or page size: {a} and {b}")
     # States are shown with their rings folded in, and without what drafts and snapshots add; texts
     # have no rows of images.
-    alike = {"gdn_ring": a.gdn_ring, "drafts": a.drafts, "snapshots": a.snapshots}
-    if a != replace(b, **alike, image_rows=a.image_rows):
+    alike = {"gdn_ring": a.gdn_ring, "drafts": a.drafts, "suffix": a.suffix}
+    if a != replace(b, **alike, snapshots=a.snapshots, image_rows=a.image_rows):
         raise OptionError(
             f"the engines have other limits, so they cannot run the same tables: {a} and {b}; "
             "build both with the same --max-context, --max-seqs and --kv-tokens"

@@ -52,7 +52,8 @@ def build_network(
     debug: bool = False,
     draft: DraftOptions = DraftOptions(),  # noqa: B008 - frozen
 ) -> Network:
-    """The graph of `family`; `limits.drafts` decides whether the draft head is in it.
+    """The graph of `family`; `limits.drafts` decides whether the draft head is in it, if the model
+    has one.
 
     `debug` adds the outputs that docs/graph.md lists for debug builds. Raises OptionError when
     limits, draft options and model contradict each other, CheckpointError when experts are stored
@@ -106,7 +107,7 @@ def _write(model: Model, w: Writer, debug: bool, draft: DraftOptions) -> None:
     if not w.limits.drafts:
         network.write(w, debug)
         return
-    head = family.draft_head(model.config)
+    head = family.draft_head(model.config) if model.has_drafts else None
     assert not isinstance(head, str)
     round_ = DraftRound(network, head, draft.shortlist)
     if w.family == interface.PREFILL:
@@ -116,7 +117,7 @@ def _write(model: Model, w: Writer, debug: bool, draft: DraftOptions) -> None:
 
 
 def _check_drafts(model: Model, limits: Limits, draft: DraftOptions) -> None:
-    if not model.has_drafts:
+    if not (model.has_drafts or limits.suffix):
         raise OptionError(f"{limits.drafts} drafts are asked for, but {model.draft_note}")
     if not limits.gdn_ring and LINEAR in model.config.layers:
         raise OptionError("drafts need a replay ring: a round that is rejected leaves no state")

@@ -19,9 +19,11 @@ from spark_engine.plugins.ops.drafts import (
     accept_drafts,
     draft_best,
     draft_token,
+    match_drafts,
     mtp_input,
     round_rows,
     shift_ids,
+    store_ids,
 )
 from spark_engine.plugins.ops.linear import linear
 from spark_engine.plugins.ops.moe import grouped_moe, moe_norm_quant, moe_router, shared_gate
@@ -83,6 +85,8 @@ OPS: tuple[Op, ...] = (
     mtp_input.OP,
     draft_token.OP,
     draft_best.OP,
+    store_ids.OP,
+    match_drafts.OP,
     all_reduce.OP,
     gather_logits.OP,
     reduce_norm_quant.OP,

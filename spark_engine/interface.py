@@ -20,6 +20,8 @@ MOST_DRAFTS = 7  # of a round; verification reads up to eight tokens a row
 # How the names of the draft head's nodes, weights and states begin, and of what makes draft i
 # ("draft.0.").
 DRAFT_HEAD, DRAFT_STEP = "mtp.", "draft."
+ID_PAGES = "id_pages"  # the state that holds the ids of a sequence's tokens
+MOST_MATCH = 16  # ids of a repetition that are compared; a longer one counts as so long
 STATE_OUT = ".out"
 SAMPLING_F = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency", "", "")
 SAMPLING_I = ("top_k", "seed_low", "seed_high", "masked")
@@ -39,8 +41,10 @@ _MOST = {
     "drafts": 1 << 8,
     "snapshots": 1 << 24,
     "image_rows": 1 << 20,
+    "suffix": MOST_MATCH,
 }
 _NEEDED = ("max_seqs", "max_context", "pages", "vocab", "page_size")
+_OPTIONAL = ("gdn_ring", "drafts", "snapshots", "image_rows", "suffix")
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,13 @@ class Limits:
     """Sizes fixed at build time. All counts; `page_size` and `max_context` in tokens.
 
     `gdn_ring`: tokens that every recurrent state may lag behind; 0, there is no replay ring.
-    `drafts`: most draft tokens of a round, up to MOST_DRAFTS; 0, the engine has no draft head.
+    `drafts`: most draft tokens of a round, up to MOST_DRAFTS; 0, the engine drafts nothing.
     `snapshots`: rows of the states by sequence beyond a slot's, for the prefix cache; a device's
     runtime adds as many as its memory holds.
     `image_rows`: rows that the tower's results take, those of the largest image at least; 0, the
     engine reads no images.
+    `suffix`: fewest ids that end a sequence and were in it before, for what followed them there to
+    be drafted; 0, the draft head alone drafts.
     """
 
     max_seqs: int
@@ -66,6 +72,7 @@ class Limits:
     drafts: int = 0
     snapshots: int = 0
     image_rows: int = 0
+    suffix: int = 0
 
     @property
     def pages_per_seq(self) -> int:
@@ -88,8 +95,8 @@ class Limits:
     def from_json(cls, row: dict[str, int]) -> Limits:
         """The inverse of `to_json`. Raises KeyError when a limit is missing, TypeError or
         ValueError when it is no count or out of range; what an engine does not speak of, ring,
-        drafts, snapshots or images, it has not."""
-        known = {"gdn_ring": 0, "drafts": 0, "snapshots": 0, "image_rows": 0, **row}
+        drafts, snapshots, images or suffix, it has not."""
+        known = {**dict.fromkeys(_OPTIONAL, 0), **row}
         found = {k: typed(int, known[k], k) for k in cls.__dataclass_fields__}
         for name, value in found.items():
             least = int(name in _NEEDED)
@@ -204,21 +211,28 @@ def image_state(limits: Limits, hidden: int, activation: DType) -> TensorSpec:
     return TensorSpec(IMAGE_ROWS, activation, (limits.image_rows + 1, hidden))
 
 
+def id_state(limits: Limits) -> TensorSpec:
+    """The ids of each sequence's tokens, -1 for those of images, in pages as a cache of one head
+    of one value has them; unit "page"."""
+    return TensorSpec(ID_PAGES, DType.I32, (limits.pages + 1, 1, limits.page_size, 1))
+
+
 def outputs(limits: Limits, family: str = DECODE, ranks: int = 1) -> tuple[TensorSpec, ...]:
     """What every engine of a family writes besides its states: of each row, or in a round of drafts
-    of each token, and in `verify_k{k}` how many of a row's were accepted. The logits are those of
-    one rank's ids. The tower writes nothing but its state."""
+    of each token, and in `verify_k{k}` how many of a row's were accepted; with `suffix` of each row
+    how many ids matched, 0 if its next drafts are the head's. The logits are those of one rank's
+    ids. The tower writes nothing but its state."""
     if family == VISION:
         return ()
     round_ = limits.drafts and family != PREFILL
     top, unit = limits.top_logprobs, "tokens" if round_ else "rows"
-    accepted = TensorSpec("accepted", DType.I32, ("rows",))
+    by_row = ["accepted"] * bool(drafts_of(family)) + ["matched"] * bool(round_ and limits.suffix)
     return (
         TensorSpec("next_tokens", DType.I32, (unit,)),
         TensorSpec("logprobs", DType.F32, (unit,)),
         TensorSpec("top_ids", DType.I32, (unit, top)),
         TensorSpec("top_logprobs", DType.F32, (unit, top)),
         TensorSpec("ok", DType.I32, (unit,)),
-        *([accepted] if drafts_of(family) else []),
+        *(TensorSpec(name, DType.I32, ("rows",)) for name in by_row),
         TensorSpec("logits", DType.F32, (unit, limits.vocab // ranks)),
     )

@@ -84,8 +84,9 @@ def native(bench: Bench, family: str, rows: int) -> Any:
     return inner.inner if bench.folder.manifest.ranks > 1 else inner
 
 
-def options_of(manifest: Manifest) -> Row:
-    """What a plan with the same nodes is made with (`builder.plan.options.Options`)."""
+def options_of(manifest: Manifest, listed: bool = False) -> Row:
+    """What a plan with the same nodes is made with (`builder.plan.options.Options`); `listed`: its
+    drafts come from the shipped list."""
     limits, dtypes = manifest.limits, manifest.dtypes
     return {
         "max_seqs": limits.max_seqs,
@@ -93,6 +94,7 @@ def options_of(manifest: Manifest) -> Row:
         "kv_tokens": limits.pages * limits.page_size,
         "gdn_ring": limits.gdn_ring,
         "drafts": limits.drafts,
+        "draft_vocab": "full" if limits.drafts and not listed else "auto",
         "kv_dtype": "fp8" if dtypes.kv.itemsize == 1 else str(dtypes.kv),
         "state_dtype": str(dtypes.state),
     }

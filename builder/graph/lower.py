@@ -16,6 +16,7 @@ from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.checkpoint.tensor_list import Linear, ValueKind, of_kind
 from spark_engine.models.config.model_config import FULL, LINEAR
 from spark_engine.models.draft_options import DraftOptions
+from spark_engine.models.draft_vocabulary import listed
 from spark_engine.models.weights.borrowed_scales import borrowed_note
 from spark_engine.models.weights.recipes import rounded
 from spark_engine.models.weights.stored_model import Model
@@ -76,9 +77,7 @@ def facts_of(model: Model) -> ModelFacts:
         conv_width=(config.conv_kernel - 1) * channels,
         record_width=linear * ring_width(**config.delta_heads) if linear else 0,
         conv_channels=channels,
-        head=HeadFacts(kv_width, _row_bytes(model), _has_nvfp4_mlps(model), config.eos_token_ids)
-        if model.has_drafts
-        else None,
+        head=_head_facts(model, kv_width) if model.has_drafts else None,
         no_head=model.draft_note,
         vision=model.vision_note or model.vision or "",
         vision_bytes=_bytes_of(model, of_tower & tensors.keys()),
@@ -95,11 +94,24 @@ def _bytes_of(model: Model, names: Iterable[str]) -> int:
     return int(sum(model.shards.share_of(row) * tensors[n].nbytes for n, row in own))
 
 
-def _row_bytes(model: Model) -> int:
-    """Bytes of one id's row in the matrix that makes logits: the head, or the tied embedding."""
+def _head_facts(model: Model, kv_width: int) -> HeadFacts:
     assert model.checkpoint is not None
+    vocab, eos = model.config.vocab, model.config.eos_token_ids
+    by_row = model.table[_logits_matrix(model)] is not Scheme.FP8_BLOCK
+    ids = listed(vocab, model.checkpoint.path) if by_row else ()
+    return HeadFacts(kv_width, _row_bytes(model), _has_nvfp4_mlps(model), eos, ids)
+
+
+def _logits_matrix(model: Model) -> str:
+    """The module of the matrix that makes logits: the head, or the tied embedding."""
     (embedding,) = of_kind(model.rows, ValueKind.EMBEDDING)
-    matrix = embedding.module if model.config.tied else HEAD
+    return embedding.module if model.config.tied else HEAD
+
+
+def _row_bytes(model: Model) -> int:
+    """Bytes of one id's row in the matrix that makes logits."""
+    assert model.checkpoint is not None
+    matrix = _logits_matrix(model)
     stored = (e.name for e in model.expected.values() if e.row.module == matrix)
     found = (model.checkpoint.tensors[n] for n in stored if n in model.checkpoint.tensors)
     return sum(t.nbytes for t in found if t.shape) // model.config.vocab

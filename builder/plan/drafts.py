@@ -1,4 +1,5 @@
-"""Resolves the options for drafts: their number per round, the head's dtype, its shortlist of ids.
+"""Resolves the options for drafts: their number per round, the head's dtype, its shortlist of ids,
+and the fewest ids of a match from which text is drafted.
 
 Knows the options and what a checkpoint has; knows no tensor and no graph.
 """
@@ -8,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_engine.errors import OptionError
-from spark_engine.interface import MOST_DRAFTS
+from spark_engine.interface import MOST_DRAFTS, MOST_MATCH
+from spark_engine.kernel import Target
 from spark_engine.models.draft_options import DRAFT_DTYPES, DraftOptions
 
 DEFAULT = 3  # drafts of a round: with most heads, the fourth is wrong more often than right
@@ -16,8 +18,14 @@ LEFT_OUT = (
     "the draft head is left out: a CPU takes longer for a round of drafts than for its tokens one "
     f"by one; --drafts {DEFAULT} builds with it"
 )
+LISTED = (
+    "drafts are made of {:,} of the {:,} ids: fewer rows take less time to read; fewer are right "
+    "in text that the list covers less (docs/operate/drafts.md): --draft-vocab full drafts all"
+)
 DTYPES = ("auto", *DRAFT_DTYPES)
-Vocab = int | tuple[int, ...]  # a number of first ids, or the ids themselves
+# A number of first ids, or the ids themselves; "full": all; "auto": the shipped list where it pays.
+Vocab = int | tuple[int, ...] | str
+SLOW = 1e12  # bytes a second: a card with fewer waits for the head's rows in every draft
 
 
 @dataclass(frozen=True)
@@ -29,12 +37,15 @@ class HeadFacts:
         row_bytes: of one id's row of the model's output matrix, as stored.
         nvfp4: whether the MLPs of the model's layers, without the head's, are NVFP4.
         eos: ids that end a text.
+        listed: the shipped list of ids, where it is of this vocabulary and the head's rows can be
+            taken one by one; else empty.
     """
 
     kv_token_width: int
     row_bytes: int = 0
     nvfp4: bool = False
     eos: tuple[int, ...] = ()
+    listed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,44 +54,60 @@ class DraftRequest:
 
     drafts: int | None = None
     dtype: str = "auto"
-    vocab: Vocab | None = None
+    vocab: Vocab = "auto"
+    suffix: int = 0
 
 
 @dataclass(frozen=True)
 class DraftPlan:
     """Drafts of a round, 0 for none; the head's options, None without a head; notes for the
-    report."""
+    report. Text is drafted with or without a head, where that was asked for."""
 
     drafts: int
     head: DraftOptions | None = None
     notes: tuple[str, ...] = ()
 
 
-def decide(requested: DraftRequest, head: HeadFacts | str, ids: int, gpu: bool) -> DraftPlan:
+def decide(
+    requested: DraftRequest, head: HeadFacts | str, ids: int, gpu: Target | None
+) -> DraftPlan:
     """Resolves the options for a model of `ids` ids and this head, or the reason why it has none.
     Raises OptionError for impossible values."""
-    drafts, dtype = requested.drafts, requested.dtype
+    drafts, dtype, suffix = requested.drafts, requested.dtype, requested.suffix
+    if not 0 <= suffix <= MOST_MATCH:
+        raise OptionError(f"--draft-suffix {suffix} is not possible; choose 0 to {MOST_MATCH}")
     if dtype not in DTYPES:
         raise OptionError(f"--draft-dtype {dtype} is not known; choose from {', '.join(DTYPES)}")
     if drafts is not None and not 0 <= drafts <= MOST_DRAFTS:
         raise OptionError(f"--drafts {drafts} is not possible; choose auto or 0 to {MOST_DRAFTS}")
-    if drafts and isinstance(head, str):
+    if drafts and isinstance(head, str) and not suffix:
         raise OptionError(
-            f"--drafts {drafts}: {head}; build with --drafts 0, or from a checkpoint that kept its "
-            "draft head"
+            f"--drafts {drafts}: {head}; build with --drafts 0, with --draft-suffix, or from a "
+            "checkpoint that kept its draft head"
         )
     if drafts == 0 or isinstance(head, str):
-        given = [("--draft-dtype", dtype != "auto"), ("--draft-vocab", requested.vocab is not None)]
+        given = [("--draft-dtype", dtype != "auto"), ("--draft-vocab", requested.vocab != "auto")]
+        given += [("--draft-suffix", suffix > 0)] if drafts == 0 else []
         if asked := [name for name, is_given in given if is_given]:
             why = "--drafts is 0" if drafts == 0 else head
             raise OptionError(f"{asked[0]}: {why}, so nothing drafts; leave it out")
-        return DraftPlan(0, notes=() if drafts == 0 else (f"{head}: built without drafts",))
-    if drafts is None and not gpu and dtype == "auto" and requested.vocab is None:
+    most = DEFAULT if drafts is None else drafts
+    if suffix and drafts is None:
+        most = MOST_DRAFTS  # what followed a match is right for long, or not at all
+    if drafts == 0:
+        return DraftPlan(0)
+    if isinstance(head, str):
+        how = "the text alone drafts" if suffix else "built without drafts"
+        return DraftPlan(most if suffix else 0, notes=(f"{head}: {how}",))
+    if drafts is None and not gpu and dtype == "auto" and requested.vocab == "auto" and not suffix:
         return DraftPlan(0, notes=(LEFT_OUT,))
     if dtype == "auto":
         dtype = "nvfp4" if head.nvfp4 and gpu else "checkpoint"
-    shortlist = _ids(requested.vocab, head, ids)
-    return DraftPlan(DEFAULT if drafts is None else drafts, DraftOptions(dtype, shortlist))
+    vocab, notes = requested.vocab, tuple[str, ...]()
+    if vocab == "auto" and head.listed and gpu is not None and gpu.bandwidth < SLOW:
+        vocab = tuple({*head.listed, *(i for i in head.eos if i < ids)})
+        notes = (LISTED.format(len(vocab), ids),)
+    return DraftPlan(most, DraftOptions(dtype, _ids(vocab, head, ids)), notes)
 
 
 def parse_drafts(text: str) -> int | None:
@@ -93,10 +120,13 @@ def parse_drafts(text: str) -> int | None:
 
 
 def parse_vocab(text: str) -> Vocab:
-    """A number of ids, or the ids in the file of that name: a JSON list, or one id a line.
+    """`full`, `auto`, a number of ids, or the ids in the file of that name: a JSON list, or one id
+    a line.
 
     Raises OptionError for a file that is missing, or holds anything else.
     """
+    if text in ("full", "auto"):
+        return text
     if text.isdecimal():
         return int(text)
     try:
@@ -104,7 +134,7 @@ def parse_vocab(text: str) -> Vocab:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "the file is no text"
         raise OptionError(
-            f"--draft-vocab {text} is neither a number of ids nor a file of them ({why})"
+            f"--draft-vocab {text} is not full, auto, a number of ids or a file of them ({why})"
         ) from error
     except (ValueError, RecursionError) as error:
         raise OptionError(
@@ -127,9 +157,9 @@ def _listed(text: str) -> list[int]:
     return found
 
 
-def _ids(vocab: Vocab | None, head: HeadFacts, ids: int) -> tuple[int, ...] | None:
+def _ids(vocab: Vocab, head: HeadFacts, ids: int) -> tuple[int, ...] | None:
     """The shortlist, ascending; None for every id."""
-    if vocab is None:
+    if isinstance(vocab, str):
         return None
     if isinstance(vocab, int):
         if vocab < 1:

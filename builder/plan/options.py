@@ -73,7 +73,8 @@ class Options:
     gdn_ring: int | None = None  # records behind each recurrent state, 0 for none
     drafts: int | None = None  # of a round at most, 0 for none
     draft_dtype: str = "auto"  # how the draft head is stored
-    draft_vocab: Vocab | None = None  # ids that it drafts from; None: all
+    draft_vocab: Vocab = "auto"  # ids that it drafts from
+    draft_suffix: int = 0  # fewest ids of a match from which text is drafted, 0 for none
     activation: str = "auto"  # f32 on the CPU, bf16 on a GPU; bf16 on the CPU to check a GPU's
     fuse: bool = True
     debug: bool = False
@@ -123,12 +124,14 @@ class ModelFacts:
         ring: int = 0,
         drafts: int = 0,
         draft: DraftOptions | None = None,
+        suffix: int = 0,
     ) -> Needs:
         """The sizes in bytes at these dtypes; a sequence also has a count for each id of the
         vocabulary.
 
         With drafts it also has more records, columns of its convolutions and positions; logits for
         each draft, which are next to the largest bucket's; and the head's part of the KV cache.
+        With `suffix` a page also has the ids of its tokens.
         """
         kept = self.state_width * precision.state.itemsize
         kept += 4 * ring_records(ring, drafts) * self.record_width
@@ -140,7 +143,7 @@ class ModelFacts:
         if draft is not None and self.head is not None:
             width += self.head.kv_token_width
             weights += len(draft.shortlist or ()) * self.head.row_bytes
-        page = page_size * width * precision.kv.itemsize
+        page = page_size * (width * precision.kv.itemsize + (4 if suffix else 0))
         halved = self.wide_bytes // 2 if precision.activation is DType.BF16 else 0
         return Needs(weights - halved, slot, page, kept)
 
@@ -187,11 +190,12 @@ def resolve(options: Options, facts: ModelFacts) -> BuildPlan:
     asked = DEFAULT if options.drafts is None and options.verify else options.drafts
     if target == RTX and asked is None:
         asked = 0  # its engines sample after the network
-    requested = DraftRequest(asked, options.draft_dtype, options.draft_vocab)
-    drafts = decide(requested, facts.head or facts.no_head, facts.vocab, gpu is not None)
+    suffix = options.draft_suffix
+    requested = DraftRequest(asked, options.draft_dtype, options.draft_vocab, suffix)
+    drafts = decide(requested, facts.head or facts.no_head, facts.vocab, gpu)
     ring = ring_length(options.gdn_ring, facts.state_width, bool(gpu), drafts.drafts)
     images = decide_images(options.vision, options.max_image_pixels, facts.vision, gpu)
-    needs = facts.needs(precision, Limits.page_size, ring, drafts.drafts, drafts.head)
+    needs = facts.needs(precision, Limits.page_size, ring, drafts.drafts, drafts.head, suffix)
     if images.info is not None:
         of_rows = (images.rows + 1) * facts.hidden * precision.activation.itemsize
         needs = replace(needs, weights=needs.weights + facts.vision_bytes, images=of_rows)
@@ -204,7 +208,7 @@ def resolve(options: Options, facts: ModelFacts) -> BuildPlan:
     pages, note = _pages(options.kv_tokens, limits, room, gpu is not None)
     snapshots = 0 if gpu else budget.cpu_snapshots(needs, seqs, cache)
     more = {"pages": pages, "gdn_ring": ring, "drafts": drafts.drafts, "snapshots": snapshots}
-    limits = replace(limits, **more, image_rows=images.rows)
+    limits = replace(limits, **more, image_rows=images.rows, suffix=suffix)
     buckets = _buckets(options, limits, gpu, images.patches)
     return BuildPlan(
         target, limits, precision, buckets, options.fuse, options.debug,

@@ -121,6 +121,7 @@ def build_twin(
         drafts=limits.drafts,
         draft_dtype=_draft_dtype(manifest),
         draft_vocab=_shortlist(engine),
+        draft_suffix=limits.suffix,
         max_context=limits.max_context,
         max_seqs=limits.max_seqs,
         kv_tokens=limits.pages * limits.page_size,
@@ -140,16 +141,16 @@ def build_twin(
 
 def _draft_dtype(manifest: Manifest) -> str:
     """The `--draft-dtype` of this engine."""
-    if not manifest.limits.drafts:
+    if not any(state.spec.name.startswith(HEAD) for state in manifest.states):
         return "auto"
     formats = {q.format for q in manifest.quantisation if q.module.startswith(HEAD)}
     return {"nvfp4": "nvfp4", "fp8_block": "fp8"}.get("+".join(sorted(formats)), "checkpoint")
 
 
-def _shortlist(engine: Loaded) -> tuple[int, ...] | None:
-    """The ids that may be drafted; None: all."""
+def _shortlist(engine: Loaded) -> tuple[int, ...] | str:
+    """The ids that may be drafted; "auto", which is all on the CPU, where there is no list."""
     ids = folder_of(engine).weights().get(f"{HEAD}shortlist")
-    return None if ids is None else tuple(int(i) for i in ids)
+    return "auto" if ids is None else tuple(int(i) for i in ids)
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 A round samples at each of its tokens, accepts each draft that equals the sample before it until the
 first that differs, updates the head's keys and values for the accepted tokens, and drafts the next
-round's tokens. Knows the order of these (docs/graph.md) and no tensor's name.
+round's tokens: the head, and what followed the same tokens before (`limits.suffix`). Knows the
+order of these (docs/graph.md) and no tensor's name.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.interface import drafts_of
+from spark_engine.interface import drafts_of, id_state
 from spark_engine.models.checkpoint.tensor_list import Linear
 from spark_engine.models.graph.decoder import SAMPLED, Decoder, sampling_attrs, sampling_tables
 from spark_engine.models.graph.draft_head import DraftHead
@@ -24,10 +25,11 @@ PAGES = ("k_pages", "v_pages")
 
 @dataclass(frozen=True)
 class DraftRound:
-    """The network with its draft head. `shortlist`: the ids that may be drafted; None: all ids."""
+    """The network with its draft head, if it has one. `shortlist`: the ids that the head may draft;
+    None: all ids."""
 
     network: Decoder
-    head: DraftHead
+    head: DraftHead | None
     shortlist: tuple[int, ...] | None
 
     def write(self, w: Writer, debug: bool) -> None:
@@ -47,55 +49,68 @@ class DraftRound:
             sampled, accepted, draft_starts = _accept(w, ids, certain, logits)
         for tensor in (*sampled, *([accepted] if drafts else []), logits):
             w.output(tensor)
+        state = w["drafts"]
         with w.over([w["slots"], starts, accepted]):
-            x, pages = self._fill(w, sampled[0], hidden, last=not drafts)
-        if drafts:
+            if self.head:
+                x, pages = self._fill(w, self.head, sampled[0], hidden, last=not drafts)
+        if drafts and self.head:
             x = w.one("last_rows", [x, accepted], "draft.last", tile=w.tile)
-            self._draft(w, x, pages, [draft_starts, certain], debug)
+            state = self._draft(w, self.head, x, pages, [draft_starts, certain], debug)
+        if w.limits.suffix:
+            with w.over([w["slots"], starts, accepted]):
+                w.output(_match(w, ids, state, drafts if self.head else 0))
 
     def write_prefill(self, w: Writer, debug: bool) -> None:
         """Writes prefill as without drafts, then the draft head over every token."""
         x = self.network.write(w, debug)
+        if w.limits.suffix:
+            _store_ids(w, w["token_ids"])
+        if self.head is None:
+            return
         hidden = self.network.normed(w, x, "hidden")
         if debug:
             w.output(hidden)
         operands = [w[n] for n in ("token_ids", "next_ids", "next_tokens", "counts")]
         ids = w.one("shift_ids", operands, "shifted_ids", tile=w.tile)
-        self._fill(w, ids, hidden, last=True)
+        self._fill(w, self.head, ids, hidden, last=True)
 
     def _fill(
-        self, w: Writer, ids: gs.Variable, hidden: gs.Variable, last: bool
+        self, w: Writer, head: DraftHead, ids: gs.Variable, hidden: gs.Variable, last: bool
     ) -> tuple[gs.Variable, list[gs.Variable]]:
         """(the head's input [tokens, H], its pages with the rows' keys and values)."""
-        x = self.head.input(w, ids, hidden, self.network.embedded(w))
-        pages = self.head.pages(w)
-        return x, self.head.fill(w, x, pages, _updates(pages, last, ".filled"))
+        x = head.input(w, ids, hidden, self.network.embedded(w))
+        pages = head.pages(w)
+        return x, head.fill(w, x, pages, _updates(pages, last, ".filled"))
 
     def _draft(
         self,
         w: Writer,
+        head: DraftHead,
         x: gs.Variable,
         pages: Sequence[gs.Variable],
         where: Sequence[gs.Variable],
         debug: bool,
-    ) -> None:
-        """The next round's drafts, one after another. `where`: starts and counts of the rows."""
+    ) -> gs.Variable:
+        """The state with the next round's drafts, made one after another. `where`: starts and
+        counts of the rows."""
         (starts, counts), state = where, w["drafts"]
         embedding, drafts = self.network.embedded(w), drafts_of(w.family)
-        states = [w[f"{self.head.name}.{name}"] for name in PAGES]
+        states = [w[f"{head.name}.{name}"] for name in PAGES]
         for i in range(drafts):
             last = i == drafts - 1
             with w.over([w["slots"], starts, counts], tile=1, scope=f"draft.{i}."):
-                y, pages = self.head.step(w, x, pages, _updates(states, last))
-                logits = self._logits(w, y, debug)
+                y, pages = head.step(w, x, pages, _updates(states, last))
+                logits = self._logits(w, head, y, debug)
                 if debug:
                     w.output(y)
                     w.output(logits)
-                token, starts, state = self._token(w, logits, state, i, last)
+                done = last and not w.limits.suffix
+                token, starts, state = self._token(w, logits, state, i, done)
                 if not last:
-                    x = self.head.input(w, token, y, embedding)
+                    x = head.input(w, token, y, embedding)
+        return state
 
-    def _logits(self, w: Writer, y: gs.Variable, debug: bool) -> gs.Variable:
+    def _logits(self, w: Writer, own: DraftHead, y: gs.Variable, debug: bool) -> gs.Variable:
         """f32 [rows, V], or of the ids that may be drafted, or of those that a rank has."""
         if self.shortlist is None:
             # A debug output has all ids, also with ranks.
@@ -104,7 +119,7 @@ class DraftRound:
         head = self.network.head
         name = head.module if isinstance(head, Linear) else self.network.embedding.module
         rows = head_rows(w.model, name, self.shortlist)
-        return w.multiply(y, f"{self.head.name}.head", rows, DType.F32.value, "logits")
+        return w.multiply(y, f"{own.name}.head", rows, DType.F32.value, "logits")
 
     def _token(
         self, w: Writer, logits: gs.Variable, state: gs.Variable, index: int, last: bool
@@ -121,8 +136,24 @@ class DraftRound:
         return w.op("draft_token", [logits, *ids, state, *w.rows], outputs, **attrs)
 
     def _shortlist(self, w: Writer) -> gs.Variable:
+        assert self.head
         ids = constant(self.shortlist or (), DType.I32)
         return w.weight(f"{self.head.name}.shortlist", ids)
+
+
+def _store_ids(w: Writer, ids: gs.Variable) -> gs.Variable:
+    """The state of ids with those of the rows' tokens."""
+    pages = w.state(id_state(w.limits), "page")
+    operands, name = [ids, pages, w["page_table"], *w.rows], state_out(pages.name)
+    return w.one("store_ids", operands, name, tile=w.tile, vocab=w.config.vocab)
+
+
+def _match(w: Writer, ids: gs.Variable, drafts: gs.Variable, held: int) -> gs.Variable:
+    """The ids that match of each row; updates its drafts, of which the head made `held`."""
+    pages, last = _store_ids(w, ids), w[state_out("last_tokens")]
+    operands, attrs = [pages, w["page_table"], last, drafts, *w.rows], {"held": held}
+    names = ["matched", state_out("drafts")]
+    return w.op("match_drafts", operands, names, least=w.limits.suffix, **attrs)[0]
 
 
 def _updates(states: Sequence[gs.Variable], last: bool, suffix: str = "") -> list[str]:

@@ -104,3 +104,21 @@ def store_tiles(f: Text, rows: Rows, count: int, state: str, new: str, out: str)
 def over(f: Text, flags: str, axes: list[int]) -> str:
     """Per-row flags reshaped to broadcast over `axes`."""
     return f("Unsqueeze", flags, axes)
+
+
+def expand_rows(f: Text, tile: int, n: int) -> tuple[Rows, int]:
+    """(a row for each token of `n` rows, their number); tokens beyond a row's count are inert."""
+    rows = read_rows(f, "slots", "starts", "counts")
+    if tile == 1:
+        return rows, n
+    valid = valid_tokens(f, rows, tile)
+    slot = f("Where", valid, over(f, rows.slots, [1]), -1)
+    start = f("Where", valid, positions(f, rows, tile), 0)
+    slot, start, count, live = (f("Reshape", x, [-1]) for x in (slot, start, f.long(valid), valid))
+    return Rows(slot, start, count, live, f("Equal", start, 0)), n * tile
+
+
+def page_ids(f: Text, rows: Rows, pages: int) -> str:
+    """int64 [rows, MP]: page ids in the legal range; −1, the scratch page, for missing ones."""
+    table = f("Clip", f.long(f("Gather", "page_table", rows.slots)), -1, pages - 1)
+    return f("Where", over(f, rows.live, [1]), table, -1)

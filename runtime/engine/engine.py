@@ -14,21 +14,16 @@ from hashlib import blake2b
 from pathlib import Path
 
 from spark_engine.errors import InternalError, OptionError, RequestError
-from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, verify_family
+from spark_engine.interface import DECODE, DRAFT_HEAD, PREFILL, PREFILL_TILE, verify_family
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.constraint import Grammars
 from spark_engine.runtime.engine.disk.cache_folder import CacheFolder
 from spark_engine.runtime.engine.disk.disk_cache import DISK_BYTES, DiskCache
+from spark_engine.runtime.engine.draft_counts import MTP, DraftCounts
 from spark_engine.runtime.engine.load import GIB, Loaded, load
 from spark_engine.runtime.engine.masks import Masks
 from spark_engine.runtime.engine.policy.pacing import BALANCED, PrefillPolicy
-from spark_engine.runtime.engine.request import (
-    Event,
-    FinishReason,
-    Request,
-    Status,
-    capacity,
-)
+from spark_engine.runtime.engine.request import Event, FinishReason, Request, Status, capacity
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import EngineSizes
@@ -192,7 +187,9 @@ class Engine:
         state = None
         if constraint is not None:
             state = ConstraintState(constraint, self.loaded.limits.vocab, stops, drafts)
-        seq = Sequence(request_id, request, limit, stops, seed, drafts, state)
+        counted = params.draft_counts and self.drafts
+        own = {MTP: DraftCounts.zeros(self.drafts)} if counted else None
+        seq = Sequence(request_id, request, limit, stops, seed, drafts, state, by_source=own)
         self.scheduler.check_room(0 if self._disk is None else len(self._disk.waiting))
         if self._disk is None or not self._disk.hold(seq):
             self._queue(seq)
@@ -355,4 +352,5 @@ class Engine:
             invariant=loaded.invariant,
             fixed=self.options.fixed_drafts,
             image_rows=limits.image_rows,
+            headless=not any(s.spec.name.startswith(DRAFT_HEAD) for s in loaded.states),
         )

@@ -18,7 +18,7 @@ from spark_engine.errors import InternalError
 from spark_engine.interface import SAMPLING_I
 from spark_engine.runtime.engine.constraint import Grammars
 from spark_engine.runtime.engine.plan import Batch, StepPlan
-from spark_engine.runtime.engine.request import Status
+from spark_engine.runtime.engine.request import SLOW_GRAMMAR, Status
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.token_constraint_state import (
     ConstraintState,
@@ -228,4 +228,5 @@ class _Threads:
 
 
 def _too_long(bound: float) -> str:
-    return f"the grammar took longer than {bound:g} s to say what may come next"
+    words = f"{SLOW_GRAMMAR} {bound:g} s to say what may come next"
+    return f"{words}: send a smaller one, or send it again when the server has less to do"

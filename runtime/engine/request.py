@@ -21,6 +21,7 @@ import numpy as np
 from spark_engine.errors import RequestError
 from spark_engine.interface import MOST_DRAFTS, PREFILL_TILE, Limits
 from spark_engine.runtime.engine.constraint import ConstraintSpec
+from spark_engine.runtime.engine.draft_counts import BySource
 from spark_engine.vision import DIGEST, Image, VisionInfo
 
 MAX_STOP_STRINGS = 16
@@ -51,6 +52,10 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+# How the message of an ERROR begins for which the request's grammar, or load, is the reason.
+SLOW_GRAMMAR = "the grammar took longer than"
+
+
 class Status(enum.StrEnum):
     WAITING = "waiting"  # holds nothing
     SWAPPED = "swapped"  # holds a snapshot
@@ -65,7 +70,8 @@ class SamplingParams:
     `temperature` 0 is argmax. `top_k` 0 or -1 is off. `max_tokens` None: as many as fit. No end id
     and no stop id is sampled before `min_tokens` tokens. `seed` None: the engine draws one.
     `logprobs` None: none; k: the sampled token's and the top k. `drafts`: most drafts of a round,
-    up to the engine's; None: the engine's. Of `stop_token_ids` each is kept once.
+    up to the engine's; None: the engine's. `draft_counts`: events count drafts by source and
+    position. Of `stop_token_ids` each is kept once.
     Raises RequestError naming the parameter, its value and its range.
     """
 
@@ -85,6 +91,7 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     drafts: int | None = None
+    draft_counts: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop_token_ids", tuple(dict.fromkeys(self.stop_token_ids)))
@@ -254,7 +261,8 @@ class Event(NamedTuple):
     request asked for them. `finish` is set on a request's last event; `message` is the error where
     the reason is ERROR. `drafted` and `accepted` count the request's draft tokens that were
     verified and accepted so far; the last event has the totals. `cached` counts the prompt's tokens
-    that were not computed, because the prefix cache had them.
+    that were not computed, because the prefix cache had them. `by_source` has both counts of drafts
+    by source and position so far, in an engine with drafts, for a request that asked for them.
     """
 
     request_id: int
@@ -266,6 +274,7 @@ class Event(NamedTuple):
     drafted: int = 0
     accepted: int = 0
     cached: int = 0
+    by_source: BySource | None = None
 
 
 def capacity(limits: Limits) -> int:

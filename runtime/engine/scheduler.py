@@ -37,7 +37,7 @@ from spark_engine.errors import CapacityError
 from spark_engine.interface import DECODE, PREFILL, verify_family
 from spark_engine.runtime.engine.plan import FROM_STATE, Batch, Move, StepPlan, bound_rows
 from spark_engine.runtime.engine.policy.admission import Admission
-from spark_engine.runtime.engine.policy.draft_depth import DraftDepth, Ints
+from spark_engine.runtime.engine.policy.draft_depth import DraftDepth
 from spark_engine.runtime.engine.policy.image_rows import ImageRows
 from spark_engine.runtime.engine.policy.pacing import BALANCED, Pacing, PrefillPolicy
 from spark_engine.runtime.engine.policy.prefix_admission import PrefixAdmission
@@ -62,7 +62,8 @@ class Scheduler:
     ) -> None:
         self.sizes = sizes
         known = StepCosts(costs or {})
-        self.depth = DraftDepth((sizes.decode, *sizes.verify), known, sizes.slots, sizes.fixed)
+        buckets, how = (sizes.decode, *sizes.verify), (sizes.fixed, sizes.headless)
+        self.depth = DraftDepth(buckets, known, sizes.slots, *how)
         self.pacing = Pacing(policy, sizes.prefill, sizes.tile, known, sizes.decode[0])
         # One decode batch must hold every running sequence.
         self.slots = Pool("slot", min(sizes.slots, sizes.decode[-1]))
@@ -139,10 +140,6 @@ class Scheduler:
         while self._fence and self._fence[0][0] <= step:
             _, slot, pages, node = self._fence.popleft()
             self._free(slot, pages, node)
-
-    def verified(self, slots: Ints, offered: Ints, accepted: Ints) -> None:
-        """A round offered so many drafts to each slot's sequence, and accepted the first."""
-        self.depth.observe(slots, offered, accepted)
 
     def keep_ended(self, copy_rows: Callable[[list[tuple[int, int]]], None]) -> None:
         """All that was planned is launched: copies the states that ended sequences leave to the
@@ -325,10 +322,10 @@ class Scheduler:
                     plan.grown.append((seq, len(seq.pages)))
                     seq.pages.append(page)
                 space = len(seq.pages) * size - at
-            count = 1 + min(own, seq.held_drafts, most - 1 - at, space - 1)
+            count = 1 + min(own, self.depth.held(seq), most - 1 - at, space - 1)
             seq.launched = at + count
             seq.unverified += count - 1
-            seq.held_drafts = drafts
+            seq.held_drafts = 0 if self.sizes.headless else drafts
             counts.append(count)
         return counts
 

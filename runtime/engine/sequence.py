@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from spark_engine.runtime.engine.draft_counts import BySource
 from spark_engine.runtime.engine.request import FinishReason, Request, Status
 from spark_engine.runtime.engine.rope_offsets import rope_delta
 from spark_engine.runtime.engine.token_constraint_state import ConstraintState
@@ -41,6 +42,7 @@ class Sequence:
     tiles: int = 1  # that it needed on arrival, as far as was known
     drafted: int = 0  # drafts that were verified
     accepted: int = 0  # those of them that became its tokens
+    by_source: BySource | None = None  # both by source and position, for a request that asked
     cached: int = 0  # tokens of the prompt that the prefix cache had
     last_step: int = -1  # the last launched step that touches its slot or pages
     slot: int = -1

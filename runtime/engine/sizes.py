@@ -10,7 +10,8 @@ class EngineSizes:
     `swap_bytes`: budget of swap copies; `max_waiting`: most requests not yet admitted for the first
     time. `verify`: the buckets of rounds of 1, 2, … drafts; `fixed`: each round has as many drafts
     as possible. `snapshots`: rows of `snapshot_bytes` for the prefix cache; `cache_bytes`: its
-    budget, 0 for none. `image_rows`: of the pool of images, 0 for none.
+    budget, 0 for none. `image_rows`: of the pool of images, 0 for none. `headless`: no draft head;
+    rounds draft from the text alone.
     """
 
     slots: int
@@ -30,3 +31,4 @@ class EngineSizes:
     invariant: bool = False
     fixed: bool = False
     image_rows: int = 0
+    headless: bool = False

@@ -25,6 +25,7 @@ import numpy as np
 
 from spark_engine.errors import InternalError
 from spark_engine.interface import PREFILL, drafts_of
+from spark_engine.runtime.engine.draft_counts import MTP, BySource, DraftCounts
 from spark_engine.runtime.engine.masks import EndedSequences, Masks
 from spark_engine.runtime.engine.plan import Batch, StepPlan
 from spark_engine.runtime.engine.policy.draft_depth import Ints
@@ -57,6 +58,7 @@ class Counts:
     rounds_by_k: Counter[int] = field(default_factory=Counter)  # launches; decode is k = 0
     drafts_by_position: list[int] = field(default_factory=list)  # verified
     accepted_by_position: list[int] = field(default_factory=list)
+    by_source: BySource = field(default_factory=dict)  # both, by what made the drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class _Step:
 @dataclass(frozen=True, slots=True)
 class _Sampled:
     """The tokens that a batch sampled, those of one sequence in their order: their sequences,
-    indices in the outputs, and whether each was a draft."""
+    indices in the outputs, and the position from 1 of each that was a draft, 0 of the others."""
 
     seqs: list[Sequence]
     at: slice | Array
@@ -107,6 +109,8 @@ class Loop:
         self._most_drafts = len(scheduler.sizes.verify)
         self.counts.drafts_by_position = [0] * self._most_drafts
         self.counts.accepted_by_position = [0] * self._most_drafts
+        if self._most_drafts:
+            self.counts.by_source = {MTP: DraftCounts.zeros(self._most_drafts)}
         self._memory = memory
         self._executors = executors
         self._masks = masks
@@ -303,7 +307,9 @@ class Loop:
                 events.append(end_event(seq, FinishReason.ERROR, "non-finite logits"))
                 continue
             counts.sampled += 1
-            seq.accepted += draft
+            seq.accepted += draft > 0
+            if draft and seq.by_source is not None:
+                seq.by_source[MTP].kept[draft - 1] += 1
             known, reason = seq.tokens, None
             known.append(token)
             if token in seq.stop_ids or len(known) >= seq.limit:
@@ -316,7 +322,7 @@ class Loop:
                     events += self._end(EndedSequences(failed=[(seq, words)]))
                     continue
             k = seq.request.params.logprobs
-            more = "", seq.drafted, seq.accepted, seq.cached
+            more = "", seq.drafted, seq.accepted, seq.cached, seq.by_source
             if k is None:
                 events.append(Event(seq.id, token, None, (), reason, *more))
             else:
@@ -324,14 +330,19 @@ class Loop:
         return events
 
     def _sampled(self, one: _Launched) -> _Sampled:
-        batch = one.batch
-        if drafts_of(batch.family):
+        batch, drafts = one.batch, drafts_of(one.batch.family)
+        if batch.family == PREFILL:
+            at = np.flatnonzero(batch.emits)
+            return _Sampled([batch.seqs[i] for i in at.tolist()], at, repeat(0, len(at)))
+        found = _Sampled(batch.seqs, slice(batch.live), repeat(0, batch.live))
+        if drafts:
             accepted = one.outputs["accepted"][: batch.live].astype(np.int64)
-            return self._apply_verification(batch, accepted)
-        if batch.family != PREFILL:
-            return _Sampled(batch.seqs, slice(batch.live), repeat(0, batch.live))
-        at = np.flatnonzero(batch.emits)
-        return _Sampled([batch.seqs[i] for i in at.tolist()], at, repeat(0, len(at)))
+            found = self._apply_verification(batch, accepted)
+        if "matched" in one.outputs:
+            slots = np.array([seq.slot for seq in batch.seqs])
+            live, matched = slots >= 0, one.outputs["matched"][: batch.live]
+            self.scheduler.depth.drafted(slots[live], drafts, matched[live].astype(np.int64))
+        return found
 
     def _apply_verification(self, batch: Batch, accepted: Ints) -> _Sampled:
         """Takes back launched tokens that were rejected. `accepted`: tokens of each row, from 1."""
@@ -342,11 +353,13 @@ class Loop:
             seq.launched -= most - got
             seq.unverified -= most
             seq.drafted += most
+            if seq.by_source is not None:
+                seq.by_source[MTP].reach(most)
         self._count_drafts(batch, offered, kept)
         index = np.arange(1 + drafts_of(batch.family))
         seqs = [s for s, n in zip(batch.seqs, accepted.tolist(), strict=True) for _ in range(n)]
         taken = index < accepted[:, None]
-        drafts = (index < kept[:, None])[taken].tolist()
+        drafts = np.where(index < kept[:, None], index + 1, 0)[taken].tolist()
         return _Sampled(seqs, np.flatnonzero(taken), drafts)
 
     def _count_drafts(self, batch: Batch, offered: Ints, kept: Ints) -> None:
@@ -356,13 +369,9 @@ class Loop:
         if not live.any():
             return
         offered, kept, counts = offered[live], kept[live], self.counts
-        self.scheduler.verified(slots[live], offered, kept)
-        for total, rows in (
-            (counts.drafts_by_position, offered),
-            (counts.accepted_by_position, kept),
-        ):
-            for i, n in enumerate(np.bincount(rows)[:0:-1].cumsum()[::-1].tolist()):
-                total[i] += n
+        self.scheduler.depth.observe(slots[live], offered, kept)
+        counts.by_source[MTP].add(offered, kept)
+        DraftCounts(counts.drafts_by_position, counts.accepted_by_position).add(offered, kept)
 
 
 def end_of(seq: Sequence) -> FinishReason | None:
@@ -374,7 +383,7 @@ def end_of(seq: Sequence) -> FinishReason | None:
 
 def end_event(seq: Sequence, reason: FinishReason, message: str = "") -> Event:
     """The last event of a sequence that ends without a token."""
-    more = seq.drafted, seq.accepted, seq.cached
+    more = seq.drafted, seq.accepted, seq.cached, seq.by_source
     return Event(seq.id, None, None, (), reason, message, *more)
 
 

@@ -198,8 +198,9 @@ class DeviceTables:
         self._gpu.record(stage.copied)
 
     def write_all(self, tables: Mapping[str, Array]) -> None:
+        """Writes whole tables, those that are given."""
         rows = next(iter(self._stages)).tables
-        self.write(tables, {name: range(len(table)) for name, table in rows.items()})
+        self.write(tables, {name: range(len(rows[name])) for name in rows if name in tables})
 
 
 def raw(array: Array) -> Bytes:

@@ -7,6 +7,7 @@ two. Knows no HTTP and no chat format.
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from spark_engine.runtime.engine.draft_counts import BySource
 from spark_engine.runtime.engine.request import Event, FinishReason, SamplingParams
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.tokenizer import Detokenizer, Tokenizer
@@ -114,6 +115,7 @@ class TextStream:
         self._min_tokens = params.min_tokens
         self.tokens = 0
         self.drafted = self.accepted = 0  # verified drafts, and accepted ones
+        self.by_source: BySource | None = None  # both by source and position, where asked for
         self.cached = 0  # cached tokens of the prompt
         self.finish: FinishReason | None = None
 
@@ -146,6 +148,7 @@ class TextStream:
         self.tokens += event.token is not None
         self.drafted = max(self.drafted, event.drafted)
         self.accepted = max(self.accepted, event.accepted)
+        self.by_source = event.by_source or self.by_source
         text = self._text(event)
         self.finish = event.finish
         if self._stops.matched is not None:

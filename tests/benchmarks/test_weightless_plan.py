@@ -4,8 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.weightless_plan import options, plan_of
+from benchmarks.weightless_plan import opened, options, plan_of
+from spark_engine.builder.graph.lower import facts_of
+from spark_engine.builder.plan.options import Options, resolve
 from tests.models import next_configs
+
+
+@pytest.mark.parametrize("model", ["qwen36-27b", "qwen36-35b-a3b"])
+def test_a_spark_drafts_from_the_list(model: str) -> None:
+    """And an H200 from all ids: its memory is fast."""
+    facts = facts_of(opened(model))
+    found = [resolve(Options(target), facts).draft for target in ("sm_121a", "sm_90a")]
+    assert [d and d.shortlist and len(d.shortlist) for d in found] == [65_536, None]
 
 
 @pytest.mark.parametrize("format", next_configs.FORMATS)

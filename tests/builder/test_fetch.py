@@ -323,5 +323,5 @@ def test_what_may_be_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(OptionError, match=r"spark-engine\[hub\].*hf download Qwen/Small-1B"):
+    with pytest.raises(OptionError, match="install .*huggingface_hub.*hf download Qwen/Small-1B"):
         fetch(NAME, Progress(None), Path)

@@ -22,7 +22,7 @@ from spark_engine.builder.graph.nodes import attrs_of, spec_of
 from spark_engine.builder.native import nvrtc, program
 from spark_engine.builder.plan.options import Options
 from spark_engine.kernel import Pointer
-from spark_engine.models.checkpoint.files import open_checkpoint
+from spark_engine.models.open_model import open_model
 from spark_engine.op import DOMAIN
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.runtime.engine import load as runtime_load
@@ -79,7 +79,8 @@ def build_fake(checkpoint: Path, folder: Path, options: Options, patch: pytest.M
     def remember(graph: Any, ops: Any) -> None:
         before = dict(graph.weights)
         pack(graph, ops)
-        reader = open_checkpoint(checkpoint)
+        reader = open_model(checkpoint).checkpoint
+        assert reader is not None
         for name in set(graph.weights) - set(before):
             fake.plain[name] = before[name.rpartition(":")[0]].evaluate(reader)
 

@@ -54,18 +54,20 @@ def engine(folder: Path, **options: Any) -> Path:
 
 def _reserve(path: Path) -> list[int]:
     """Renames the last three words of the vocabulary to WORDS; their ids."""
-    told = json.loads(path.read_text())
-    vocab, merges = told["model"]["vocab"], told["model"]["merges"]
+    found = json.loads(path.read_text())
+    vocab, merges = found["model"]["vocab"], found["model"]["merges"]
     last = sorted(vocab, key=vocab.__getitem__)[-len(WORDS) :]
     ids = [vocab.pop(word) for word in last]
     whole = ["".join(pair) if isinstance(pair, list) else pair.replace(" ", "") for pair in merges]
-    told["model"]["merges"] = [m for m, word in zip(merges, whole, strict=True) if word not in last]
+    found["model"]["merges"] = [
+        m for m, word in zip(merges, whole, strict=True) if word not in last
+    ]
     how = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    rows = told["added_tokens"]
+    rows = found["added_tokens"]
     for i, word in zip(ids, WORDS, strict=True):
         rows.append({"id": i, "content": word, **how, "special": True})
-    told["added_tokens"] = sorted(rows, key=lambda row: row["id"])
-    path.write_text(json.dumps(told))
+    found["added_tokens"] = sorted(rows, key=lambda row: row["id"])
+    path.write_text(json.dumps(found))
     return ids
 
 

@@ -5,6 +5,7 @@ bucket's padding, and rows of the state that belong to other images, hold NaN or
 """
 
 import json
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -41,10 +42,10 @@ DTYPES = {"dense": "bfloat16", "moe": "float32"}
 Floats = NDArray[np.float32]
 
 
-def write(folder: Path, kind: str, **changes: int) -> None:
+def write(folder: Path, kind: str, tower: Mapping[str, int] | None = None, **changes: int) -> None:
     """A checkpoint of drawn tensors in `folder`; `changes`: to the text network."""
     config = config_of(kind, False, {"dtype": DTYPES[kind], **changes})
-    vision = KINDS[kind] | {"out_hidden_size": config["text_config"]["hidden_size"]}
+    vision = KINDS[kind] | {"out_hidden_size": config["text_config"]["hidden_size"]} | (tower or {})
     processor = {
         "size": {"shortest_edge": 1024, "longest_edge": 1 << 20},
         "image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7],
@@ -84,12 +85,11 @@ def rows_of(loaded: Loaded, info: VisionInfo, given: Image) -> Floats:
         wild = {"f": np.nan, "i": -(1 << 31), "u": 255}[spec.dtype.numpy.kind]
         buffers[spec.name] = np.full(spec.dims, wild, spec.dtype.numpy)
     (state,) = executor.specs.states
-    buffers[state.name] = np.full(state.dims, np.nan, np.float32)
+    buffers[state.name] = np.full(state.dims, np.nan, state.dtype.numpy)
     fill_inputs(buffers, given, info, FIRST)
     if not isinstance(executor, RanksExecutor):
-        executor.launch(buffers)()
-        found: Floats = buffers[state.name]
-        return found
+        executor.run(buffers)
+        return np.asarray(buffers[state.name], np.float32)
     ranks = [own[state.name] for own in executor.of(buffers)]
     for rows in ranks:
         rows.fill(np.nan)

@@ -29,6 +29,7 @@ ALLOWED = {
 # to them.
 _REQUESTS = {
     "constraint",
+    "draft_counts",
     "pool",
     "sizes",
     "request",
@@ -58,6 +59,7 @@ FOLDERS = {
         "moe": {"common", "gemm", "rowwise"},
         "sampling": {"common", "ranks"},
         "drafts": {"common"},
+        "vision": {"common", "gemm", "rowwise"},
         "": set(),
     },
     "plugins/kernels/delta_rule": {"": set(), "prefill": {""}},
@@ -116,14 +118,15 @@ FOLDERS = {
         },
         "": set(),
     },
-    "runtime/engine": {  # the first eight are files: what a request and a step are
+    "runtime/engine": {  # the first nine are files: what a request and a step are
         "constraint": set(),
+        "draft_counts": set(),
         "pool": set(),
         "sizes": set(),
-        "request": {"constraint"},
+        "request": {"constraint", "draft_counts"},
         "token_constraint_state": {"constraint"},
         "rope_offsets": set(),
-        "sequence": {"request", "token_constraint_state", "rope_offsets"},
+        "sequence": {"request", "draft_counts", "token_constraint_state", "rope_offsets"},
         "plan": {"token_constraint_state", "sequence"},
         "policy": {"pool", "sizes", "request", "sequence", "plan"},
         "disk": {"pool", "sizes", "request", "sequence", "policy"},
@@ -298,9 +301,9 @@ def test_the_front_is_lazy() -> None:
     tree = ast.parse((ROOT / front).read_text())
     (block,) = (n for n in tree.body if isinstance(n, ast.If))
     assert ast.unparse(block.test) == "TYPE_CHECKING"
-    told = [node for node in ast.walk(block) if isinstance(node, ast.ImportFrom)]
+    imported = [node for node in ast.walk(block) if isinstance(node, ast.ImportFrom)]
     upward = [name for name, _ in _imports(Path(front)) if name.startswith(FRONT[front])]
-    assert len(upward) == 2 * len(told), "an import is not among those for type checkers"
+    assert len(upward) == 2 * len(imported), "an import is not among those for type checkers"
     code = (
         "import sys, spark_engine\n"
         "mine = [n for n in sys.modules if n.startswith('spark_engine.')]\n"
@@ -308,10 +311,10 @@ def test_the_front_is_lazy() -> None:
         "import spark_engine.builder.cli\n"
         "assert not [n for n in sys.modules if n.startswith('spark_engine.runtime.offline')]\n"
     )
-    for node in told:
+    for node in imported:
         name = node.names[0].name
         code += f"assert spark_engine.{name} is sys.modules[{node.module!r}].{name}, {name!r}\n"
-    code += f"assert sorted(spark_engine.__all__) == {sorted(n.names[0].name for n in told)}\n"
+    code += f"assert sorted(spark_engine.__all__) == {sorted(n.names[0].name for n in imported)}\n"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": PATH}, check=True)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from spark_engine.interface import Limits
 from spark_engine.progress import Progress
+from spark_engine.runtime.engine.draft_counts import DraftCounts
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.offline import batch, service_thread
 from spark_engine.runtime.server.engine_client import worker
@@ -97,7 +98,10 @@ class FakeEngine:
         rounds, events = at // 3 + 1, []
         while len(events) < 3 and number in self._live:
             event = self._advance(number)
-            events.append(event._replace(drafted=3 * rounds, accepted=2 * rounds))
+            event = event._replace(drafted=3 * rounds, accepted=2 * rounds)
+            own = {"mtp": DraftCounts([rounds] * 3, [rounds, rounds, 0])}
+            asked = request.params.draft_counts
+            events.append(event._replace(by_source=own) if asked else event)
         return events
 
     def _advance(self, number: int) -> Event:
@@ -144,6 +148,7 @@ class FakeEngine:
             "errors": 0,
             "drafts_by_position": [self._rounds] * 3,
             "accepted_by_position": [self._rounds, self._rounds, 0],
+            "by_source": {"mtp": DraftCounts([self._rounds] * 3, [self._rounds, self._rounds, 0])},
             "prefix_queries": 30 * self._rounds,
             "prefix_hits": 20 * self._rounds,
             "prefix_lost_for_state": self._rounds,

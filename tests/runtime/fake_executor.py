@@ -10,7 +10,7 @@ rows scribble on the scratch rows.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,17 +18,21 @@ from typing import Any
 import numpy as np
 
 from spark_engine.interface import (
+    ID_PAGES,
     PREFILL,
     Limits,
     common_states,
     drafts_of,
     families,
+    id_state,
     outputs,
     steps,
     tables,
     tile_of,
 )
 from spark_engine.manifest import IMAGE, PAGE, SEQUENCE, SLOT, StateInfo
+from spark_engine.op import Attrs
+from spark_engine.plugins.ops.drafts import match_drafts
 from spark_engine.runtime.engine.engine import Engine
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.executors.executor import Specs, Wait
@@ -40,6 +44,7 @@ VOCAB = 61
 EOS = (3, 7)
 VISION_INFO = VisionInfo(16, 2, 1024, 16 * 1024, (0.5,) * 3, (0.5,) * 3, VOCAB - 1, 1, 2)
 TOWERS = (6, 16)  # rows of the tower's buckets
+HEADLESS = 1  # `limits.suffix` of fakes without a draft head
 _WORD = (1 << 64) - 1
 _TABLES = ("prompt_lens", "sampling_f", "sampling_i", "bias_ids", "bias_values")
 _WEIGHTS = (3, 0x1F123BB5)  # of a token and its position
@@ -61,8 +66,10 @@ def fake_states(limits: Limits) -> tuple[StateInfo, ...]:
     paged = ["layers.1.k_pages"]
     if drafts:
         seq.append(TensorSpec("layers.0.gdn_ring", DType.I64, (rows, drafts + 2, 2)))
+    if drafts and limits.suffix != HEADLESS:
         paged.append("mtp.k_pages")
     kv = [TensorSpec(name, DType.I64, (pages, limits.page_size, 2)) for name in paged]
+    kv += [id_state(limits)] if limits.suffix else []
     images = [TensorSpec(IMAGE_ROWS, DType.I64, (limits.image_rows + 1, 1))]
     units = (SLOT, common_states(limits)), (SEQUENCE, seq), (PAGE, kv)
     units += ((IMAGE, images),) if limits.image_rows else ()
@@ -288,17 +295,22 @@ class FakeExecutor:
 
 
 class DraftingExecutor(FakeExecutor):
-    """One bucket of an engine with a draft head; it samples what `FakeExecutor` samples.
+    """One bucket of an engine that drafts; it samples what `FakeExecutor` samples.
 
     A draft is the token that will be sampled there, but for about every fourth, and for all when
-    the head's pages do not hold each token in its place.
+    the head's pages do not hold each token in its place. So are those
+    from the text where it matches: what followed there would seldom be sampled again. Ids from
+    `listed` on are never drafted.
     """
+
+    listed = VOCAB
 
     def __init__(
         self, limits: Limits, family: str, rows: int, device: Device, poison_rate: int = 0
     ) -> None:
         super().__init__(limits, family, rows, device, poison_rate)
         self._taps, self._records = 3 + limits.drafts, 1 + limits.drafts
+        self._head = limits.suffix != HEADLESS
 
     def _row(self, b: Mapping[str, Array], row: int) -> None:
         slot, start, count = (int(b[n][row]) for n in ("slots", "starts", "counts"))
@@ -324,10 +336,13 @@ class DraftingExecutor(FakeExecutor):
         self._count(b, slot, start + 1, ids[1:accepted])
         b["last_tokens"][slot] = sampled[accepted - 1]
         b["positions"][slot] = start + accepted
-        self._append(b, "mtp.k_pages", slot, start, sampled[:accepted], turns)
-        if self._drafts:
-            last = sampled[accepted - 1], pasts[accepted - 1]
-            self._draft(b, slot, start + accepted, *last, int(turns[0]))
+        where = start + accepted, sampled[accepted - 1], pasts[accepted - 1], int(turns[0])
+        if self._head:
+            self._append(b, "mtp.k_pages", slot, start, sampled[:accepted], turns)
+            self._draft(b, slot, *where)
+        if self._limits.suffix:
+            self._store(b, slot, start, ids[:accepted])
+            b["matched"][row] = self._match(b, slot, *where)
 
     def _prefill(
         self, b: Mapping[str, Array], slot: int, row: int, start: int, ids: list[int]
@@ -339,7 +354,33 @@ class DraftingExecutor(FakeExecutor):
         if after < 0:
             after = self._sample(b, slot, row, past, start + len(ids))
             b["last_tokens"][slot] = after
-        self._append(b, "mtp.k_pages", slot, start, [*ids[1:], after], turns)
+        if self._head:
+            self._append(b, "mtp.k_pages", slot, start, [*ids[1:], after], turns)
+        if self._limits.suffix:
+            self._store(b, slot, start, ids)
+
+    def _store(self, b: Mapping[str, Array], slot: int, start: int, ids: list[int]) -> None:
+        pages, at = self._places(b, slot, np.arange(start, start + len(ids)))
+        b[ID_PAGES][pages, 0, at, 0] = [t if t < VOCAB else -1 for t in ids]
+
+    def _match(
+        self, b: Mapping[str, Array], slot: int, position: int, token: int, past: Past, turn: int
+    ) -> int:
+        """Drafts those after `token` if the text matches; the ids of the match."""
+        pages, at = self._places(b, slot, np.arange(position))
+        fed = b["layers.1.k_pages"][pages, at, 0]
+        assert (b[ID_PAGES][pages, 0, at, 0] == np.where(fed < VOCAB, fed, -1)).all()
+        states = [b[name] for name in (ID_PAGES, "page_table", "last_tokens", "drafts")]
+        rows = [np.array([n], np.int32) for n in (slot, position - 1, 1)]
+        attrs: Attrs = {"least": self._limits.suffix, "held": 0}
+        (matched,), drafts = match_drafts.OP.reference(attrs, (*states, *rows))
+        if matched:
+            guesses = self._guesses(b, slot, position, token, past, turn, lambda at: True)
+            b["drafts"][slot] = [next(guesses) for _ in range(self._limits.drafts)]
+        else:
+            held = self._drafts if self._head else 0
+            b["drafts"][slot, held:] = drafts[slot, held:]
+        return int(matched)
 
     def _feed(
         self,
@@ -380,13 +421,37 @@ class DraftingExecutor(FakeExecutor):
         self, b: Mapping[str, Array], slot: int, position: int, token: int, past: Past, turn: int
     ) -> None:
         """Drafts those after `token`, which is the one at `position`; `turn` as of its row."""
-        right = self._head_knows(b, slot, position, token)
+        if not self._drafts:
+            return
+        knows = self._head_knows(b, slot, position, token)
         table, size = b["page_table"][slot], self._limits.page_size
+        said = [token]
+
+        def steps(at: int) -> bool:
+            """The chain reads and writes the position before that of the token it starts from."""
+            page = self._page(table, at - 1)
+            b["mtp.k_pages"][page, (at - 1) % size] = said[-1], at - 1 + turn
+            return knows and page >= 0
+
+        guesses = self._guesses(b, slot, position, token, past, turn, steps)
         for i in range(self._drafts):
-            # the chain reads and writes the position before that of the token it starts from
-            page = self._page(table, position - 1)
-            right = right and page >= 0
-            b["mtp.k_pages"][page, (position - 1) % size] = token, position - 1 + turn
+            said.append(next(guesses))
+            b["drafts"][slot, i] = said[-1]
+
+    def _guesses(
+        self,
+        b: Mapping[str, Array],
+        slot: int,
+        position: int,
+        token: int,
+        past: Past,
+        turn: int,
+        knows: Callable[[int], bool],
+    ) -> Iterator[int]:
+        """Three of four of what is sampled after `token`, until one is wrong or not known."""
+        right, i = True, 0
+        while True:
+            right = knows(position) and right
             guess = (token * 7 + i) % VOCAB
             if right:
                 past = past.feed(token, position, turn)
@@ -394,8 +459,11 @@ class DraftingExecutor(FakeExecutor):
                 guess = _allowed(answer, b, slot, position + 1)
                 right = answer % 4 != 0
                 guess = guess if right else (guess + 1) % VOCAB
-            b["drafts"][slot, i] = token = guess
-            position += 1
+            if guess >= self.listed:
+                right, guess = False, guess % self.listed
+            token = guess
+            yield token
+            position, i = position + 1, i + 1
 
     def _page(self, table: Array, position: int) -> int:
         index = position // self._limits.page_size
@@ -484,13 +552,17 @@ def build_fake(
     *,
     lazy: bool = True,
     poison_rate: int = 0,
+    listed: int = VOCAB,
 ) -> Loaded:
-    """An engine of fakes that share one device; rounds of drafts have the buckets of decode."""
+    """An engine of fakes that share one device; rounds of drafts have the buckets of decode, and
+    draft from so many of the ids."""
     device = Device(lazy=lazy)
     device.store = FakeStates(fake_states(limits), device)
     kind = DraftingExecutor if limits.drafts else FakeExecutor
     keys = [(f, n) for f in families(limits.drafts) for n in (prefill if f == PREFILL else decode)]
     executors: dict[BucketKey, Any] = {k: kind(limits, *k, device, poison_rate) for k in keys}
+    for one in executors.values() if limits.drafts else ():
+        one.listed = listed
     states, vision = fake_states(limits), VISION_INFO if limits.image_rows else None
     for rows in TOWERS if limits.image_rows else ():
         executors[VISION, rows] = TowerExecutor(limits, rows, device)

@@ -534,7 +534,7 @@ def test_a_manifest_of_junk_is_refused_or_means_what_it_says(
 
 def free(where: tuple[object, ...]) -> bool:
     """Places whose value the reader does not look at or may complete."""
-    known = ("tile", "pages_per_seq", "gdn_ring", "drafts", "snapshots", "image_rows")
+    known = ("tile", "pages_per_seq", "gdn_ring", "drafts", "snapshots", "image_rows", "suffix")
     return where[0] == "limits" and where[1:] in ((), *((name,) for name in known))
 
 

@@ -69,7 +69,9 @@ def plan_of_run(run: Mapping[str, Any]) -> calibration.Plan:
     for bucket in run["buckets"]:
         sizes.setdefault(bucket["family"], []).append(bucket["rows"])
     rounds = [(r, drafts_of(f)) for f, rows in sizes.items() for r in rows if drafts_of(f)]
-    given = run["options"] | {"decode": tuple(sizes.get(DECODE, [run["options"]["max_seqs"]]))}
+    older = {"draft_vocab": "full"} if run["options"].get("drafts") else {}  # than the list
+    given = older | run["options"]
+    given["decode"] = tuple(sizes.get(DECODE, [run["options"]["max_seqs"]]))
     given["prefill"] = tuple(PREFILL_TILE * r for r in sizes.get(PREFILL, [1]))
     given["verify"] = tuple(rounds)
     context = max((b["context"] for b in run["buckets"]), default=1024)

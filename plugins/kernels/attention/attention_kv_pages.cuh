@@ -129,8 +129,7 @@ struct Rotation {
   float cos[VEC], sin[VEC];
 };
 
-// The angle is the f32 product; three parts of 2π reduce it, so that the fast sine is exact to
-// 4e-7 anywhere (sinf's own reduction of large angles would need local memory).
+// The angle is the f32 product.
 DEVICE Rotation rotation_at(const Place& place, const float* inv_freq, int lane) {
   Rotation rotation;
 #pragma unroll
@@ -139,11 +138,7 @@ DEVICE Rotation rotation_at(const Place& place, const float* inv_freq, int lane)
     rotation.cos[e] = 1.0f, rotation.sin[e] = 0.0f;
     if (d < 2 * HALF) {
       int pair = d < HALF ? d : d - HALF;
-      float angle = __fmul_rn(position_of(place, pair), inv_freq[pair]);
-      float n = rintf(angle * 0.15915494f);
-      float r = fmaf(-n, 6.28125f, angle);  // 2π = 6.28125 + 1.9353072e-3 + 1.0253e-11
-      r = fmaf(-n, 1.93530716933310e-3f, r);
-      r = fmaf(-n, 1.02533763e-11f, r);
+      float r = reduced_angle(__fmul_rn(position_of(place, pair), inv_freq[pair]));
       rotation.cos[e] = __cosf(r), rotation.sin[e] = d < HALF ? -__sinf(r) : __sinf(r);
     }
   }

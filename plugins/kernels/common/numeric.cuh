@@ -138,6 +138,16 @@ DEVICE float exp2_fast(float x) {
   return y;
 }
 
+// ---- angles ------------------------------------------------------------------------------------
+// Without its multiples of 2π, in three parts, so that the fast sine and cosine are exact to 4e-7
+// anywhere (sinf's own reduction of large angles would need local memory).
+DEVICE float reduced_angle(float angle) {
+  const float n = rintf(angle * 0.15915494f);
+  float r = fmaf(-n, 6.28125f, angle);  // 2π = 6.28125 + 1.9353072e-3 + 1.0253e-11
+  r = fmaf(-n, 1.93530716933310e-3f, r);
+  return fmaf(-n, 1.02533763e-11f, r);
+}
+
 // ---- activations, in f32 -----------------------------------------------------------------------
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 DEVICE float silu(float x) { return x / (1.0f + expf(-x)); }

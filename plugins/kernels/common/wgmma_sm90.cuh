@@ -12,6 +12,11 @@ template <int PENDING>
 DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
+// What x needs is computed before a wait that follows: ptxas moves plain arithmetic behind it. A
+// trap if x is negative, which must not be.
+DEVICE void settle(float x) {
+  asm volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p trap; }" ::"f"(x) : "memory");
+}
 
 // Results of wgmma are read after this, which follows their wait: the compiler sees no order.
 template <int N>

@@ -1,4 +1,4 @@
-"""Planner of the ops that begin and end a round: round_rows, accept_drafts, shift_ids.
+"""Planner of round_rows, accept_drafts, shift_ids and store_ids, which begin and end a round.
 
 A kernel's arguments are all operands and results of its op, then the number of threads with work.
 """
@@ -19,6 +19,7 @@ ACCEPT = Kernel(
     " accepted draft_starts token_counts_out last_tokens_out positions_out count",
 )
 SHIFT = Kernel("shift_ids", "token_ids next_ids sampled counts ids count")
+STORE = Kernel("store_ids", "ids page_table slots starts counts id_pages_out count")
 
 
 def _cost(node: Node) -> float:
@@ -44,6 +45,12 @@ def _plan_shift(node: Node) -> Plan:
     return _plan(SHIFT, node, node.dim("tokens"))
 
 
+def _plan_store(node: Node) -> Plan:
+    more = {"PAGE": node.dim("page"), "PAGES": node.dim("MP"), "IDS": node.number("vocab")}
+    return _plan(STORE, node, node.dim("tokens"), **more)
+
+
 ROUND_ROWS = (Candidate("tokens", SOURCE, _plan_rows, _cost),)
 ACCEPT_DRAFTS = (Candidate("rows", SOURCE, _plan_accept, _cost),)
 SHIFT_IDS = (Candidate("tokens", SOURCE, _plan_shift, _cost),)
+STORE_IDS = (Candidate("tokens", SOURCE, _plan_store, _cost),)

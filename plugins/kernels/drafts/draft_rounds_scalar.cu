@@ -1,8 +1,9 @@
-// The ops that begin and end a round: round_rows and shift_ids, a thread a token; accept_drafts, a
-// thread a row. All loads of a thread but those of states are in flight together. The time is that
-// of a launch and two memory latencies, so one form serves all sizes
+// The ops that begin and end a round: round_rows, shift_ids and store_ids, a thread a token;
+// accept_drafts, a thread a row. All loads of a thread but those of states are in flight together.
+// The time is that of a launch and two memory latencies, so one form serves all sizes
 // (benchmarks/log/sampling/draft_rounds.md).
-// Macros: TILE (tokens of a row), THREADS, DRAFTS (of a slot; round_rows), VOCAB (accept_drafts).
+// Macros: TILE (tokens of a row), THREADS, DRAFTS (of a slot; round_rows), VOCAB (accept_drafts);
+// PAGE (tokens of one), PAGES (of a slot), IDS (vocabulary; store_ids).
 #include "common/ptx.cuh"
 
 #define INDEX (blockIdx.x * THREADS + threadIdx.x)
@@ -59,6 +60,19 @@ extern "C" __global__ void accept_drafts(const int* sampled, const int* ids, int
     }
   accepted[row] = held, draft_starts[row] = start + held - 1;
   last[slot] = next, positions[slot] = start + held;
+}
+#elif defined(PAGE)
+// The ids of tokens by position, -1 for those of images.
+extern "C" __global__ void store_ids(const int* ids, const int* table, const int* slots,
+                                     const int* starts, const int* counts, int* pages, int n) {
+  wait_for_previous();
+  launch_dependents();
+  const int at = INDEX, row = at / TILE, j = at % TILE;
+  if (at >= n) return;
+  const int slot = slots[row], position = starts[row] + j, id = ids[at];
+  if (slot < 0 || j >= counts[row]) return;
+  const i64 page = table[(i64)slot * PAGES + position / PAGE];
+  pages[page * PAGE + position % PAGE] = (u32)id < IDS ? id : -1;
 }
 #else
 // The id after each token; after a row's last token the host's, or the token sampled there.

@@ -1,5 +1,6 @@
 // bf16 linear layer: y[m, n] = Σ_k x[m, k] · w[n, k]. This file is the format alone; the kernels
-// are stream-K (stream_k_gemm.cuh) or, with SKINNY, the skinny GEMM (skinny_gemm.cuh).
+// are stream-K (stream_k_gemm.cuh; with GELU, of biases and residuals) or, with SKINNY, the skinny
+// GEMM (skinny_gemm.cuh).
 //
 // The 16 bytes that a lane loads are the four registers of its fragment. H200, 96 x 5120: 6 us at 1
 // row, 8 at 128, all of it start, fix-up and end (benchmarks/log/gemm/stream_k_gemm.md).
@@ -24,10 +25,20 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 #else
 #include "gemm/stream_k/stream_k_gemm.cuh"
 
+#ifdef GELU
+DYNAMIC_SHARED(linear_bias, SHARED);
+extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
+    linear_bias(const u8* x, const u8* w, const float* bias, const u16* residual, void* y,
+                float* partial, u32* arrived, int m, int n, int k) {
+  const Problem p = {x, w, nullptr, partial, arrived, m, n, k, residual};
+  stream_k_gemm(p, y, [&](int at) { return bias[at]; });
+}
+#else
 DYNAMIC_SHARED(linear, SHARED);
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
     linear(const u8* x, const u8* w, void* y, float* partial, u32* arrived, int m, int n, int k) {
   const Problem p = {x, w, nullptr, partial, arrived, m, n, k};
   stream_k_gemm(p, y, [](int) { return 1.0f; });
 }
+#endif
 #endif

@@ -13,6 +13,7 @@ from spark_engine.op import Attr, Attrs, Case, Op
 from spark_engine.operand import Operand, Role
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.sequence_tiles import expand_rows, page_ids
 from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
     PAGES,
     pages_macros,
@@ -29,8 +30,6 @@ from spark_engine.plugins.ops.attention.paged_attention_nodes import (
     LEGAL,
     append,
     check,
-    expand_rows,
-    page_ids,
     turned_keys,
 )
 from spark_engine.plugins.ops.attention.rope import places, rotate_array

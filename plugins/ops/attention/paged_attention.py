@@ -23,7 +23,7 @@ from spark_engine.op import Attrs, Op, Tolerance
 from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.sequence_tiles import read_rows
+from spark_engine.plugins.common.sequence_tiles import expand_rows, page_ids, read_rows
 from spark_engine.plugins.kernels.attention import attention_prefill_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.attention import paged_attention_cases as cases
@@ -33,8 +33,6 @@ from spark_engine.plugins.ops.attention.paged_attention_nodes import (
     append,
     attend,
     check,
-    expand_rows,
-    page_ids,
     project,
 )
 from spark_engine.plugins.ops.attention.rope import places, rotate_array

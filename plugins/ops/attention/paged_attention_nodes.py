@@ -10,13 +10,7 @@ import numpy as np
 from spark_engine.interface import PREFILL_TILE, ROPE_ROWS
 from spark_engine.named import Named
 from spark_engine.plugins.common.onnx_nodes import LOOP_TYPES, Text
-from spark_engine.plugins.common.sequence_tiles import (
-    Rows,
-    over,
-    positions,
-    read_rows,
-    valid_tokens,
-)
+from spark_engine.plugins.common.sequence_tiles import Rows, over, positions, valid_tokens
 from spark_engine.plugins.formats import fp8_codes
 from spark_engine.plugins.ops.attention.rope import axes, cos_sin, rotate
 from spark_engine.plugins.state.paged_kv import Sizes, sizes_of
@@ -39,18 +33,6 @@ def check(node: Named) -> str | None:
         if pages.dtype is not s.storage:
             return f"operand {pages.name} is {pages.dtype}, expected {s.storage}"
     return None
-
-
-def expand_rows(f: Text, tile: int, n: int) -> tuple[Rows, int]:
-    """(a row for each token of `n` rows, their number); tokens beyond a row's count are inert."""
-    rows = read_rows(f, "slots", "starts", "counts")
-    if tile == 1:
-        return rows, n
-    valid = valid_tokens(f, rows, tile)
-    slot = f("Where", valid, over(f, rows.slots, [1]), -1)
-    start = f("Where", valid, positions(f, rows, tile), 0)
-    slot, start, count, live = (f("Reshape", x, [-1]) for x in (slot, start, f.long(valid), valid))
-    return Rows(slot, start, count, live, f("Equal", start, 0)), n * tile
 
 
 def project(
@@ -119,12 +101,6 @@ def _columns(f: Text, s: Sizes, q: str, n: int) -> str:
     split = f("Reshape", q, [n, s.tile // width, width, s.kv_heads, s.group, s.dim])
     moved = f("Transpose", split, perm=[0, 3, 4, 1, 5, 2])
     return f("Reshape", moved, [n, s.kv_heads, -1, s.dim, width])
-
-
-def page_ids(f: Text, rows: Rows, pages: int) -> str:
-    """int64 [rows, MP]: page ids in the legal range; −1, the scratch page, for missing ones."""
-    table = f("Clip", f.long(f("Gather", "page_table", rows.slots)), -1, pages - 1)
-    return f("Where", over(f, rows.live, [1]), table, -1)
 
 
 def append(

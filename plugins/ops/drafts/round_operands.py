@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spark_engine.operand import Operand, Role
+from spark_engine.operand import Operand, Role, TimedLaunch
 from spark_engine.tensors import Array
 
 WILD = 1 << 30  # an illegal id, position or count: ops must not use it
@@ -13,6 +13,13 @@ UNITS = 7  # slots of the cases' states, without the scratch row
 
 DRAFTS = Operand("drafts", Role.STATE, "i32[S+1,K]")
 POSITIONS = Operand("positions", Role.STATE, "i32[S+1]")
+
+
+def _various(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
+    return np.asarray(rng.integers(0, 1000, dims), np.int32)
+
+
+ID_PAGES = Operand("id_pages", Role.STATE, "i32[P+1,1,page,1]", fill=_various)
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,16 @@ ROUNDS = (  # rows: full, shorter, without drafts, without tokens, inert
 )
 INERT = Round(3, (-1, -1), (0, 0))
 ALL = (ALONE, *ROUNDS, INERT)
+
+
+def paged(rng: np.random.Generator, page: int, tokens: int) -> tuple[Array, Array]:
+    """(wild id_pages, a page_table of every slot for so many tokens): pages in random order."""
+    own = -(-tokens // page)
+    pages = np.full((UNITS * own + 3, 1, page, 1), WILD, np.int32)
+    table = np.full((UNITS + 1, own + 1), -1, np.int32)
+    table[:-1, :-1] = rng.permutation(UNITS * own + 2)[: UNITS * own].reshape(UNITS, own)
+    table[-1] = WILD
+    return pages, table
 
 
 def label(given: Round) -> str:

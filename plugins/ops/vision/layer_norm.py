@@ -13,6 +13,8 @@ from spark_engine.operand import Result
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.fragments import normalise, row_sum, widen
 from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.kernels.vision.layer_norm_kernels import CANDIDATES
+from spark_engine.plugins.launch import serve
 from spark_engine.tensors import Array, Dim, DType, TensorSpec
 
 
@@ -61,24 +63,27 @@ def _case(label: str, rows: int, width: int, group: int = 1, dtype: DType = DTyp
     return Case(label, attrs, _inputs(rows, width, dtype), rtol, rtol, bench=rows == 65)
 
 
-OP = Op(
-    name="layer_norm",
-    operands=(
-        operands.x(),
-        operands.weight("weight", "f32[K]"),
-        operands.weight("bias", "f32[K]"),
+OP = serve(
+    Op(
+        name="layer_norm",
+        operands=(
+            operands.x(),
+            operands.weight("weight", "f32[K]"),
+            operands.weight("bias", "f32[K]"),
+        ),
+        results=(Result("y", "A[grouped,group·K]"),),
+        attrs={"eps": None, "group": 1},
+        dims={"grouped": _grouped},
+        reference=reference,
+        body=body,
+        cases=(
+            _case("one row", 1, 64),
+            _case("odd width", 3, 37),
+            _case("many rows", 65, 256),
+            _case("bf16", 5, 128, dtype=DType.BF16),
+            _case("groups", 12, 72, 4),
+            _case("groups bf16", 8, 64, 4, DType.BF16),
+        ),
     ),
-    results=(Result("y", "A[grouped,group·K]"),),
-    attrs={"eps": None, "group": 1},
-    dims={"grouped": _grouped},
-    reference=reference,
-    body=body,
-    cases=(
-        _case("one row", 1, 64),
-        _case("odd width", 3, 37),
-        _case("many rows", 65, 256),
-        _case("bf16", 5, 128, dtype=DType.BF16),
-        _case("groups", 12, 72, 4),
-        _case("groups bf16", 8, 64, 4, DType.BF16),
-    ),
+    CANDIDATES,
 )

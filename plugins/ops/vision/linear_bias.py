@@ -14,6 +14,8 @@ from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.formats import format_fragments as ff
+from spark_engine.plugins.kernels.vision.linear_bias_kernels import CANDIDATES, GELUS, PACKS, whole
+from spark_engine.plugins.launch import serve
 from spark_engine.tensors import Array, DType, TensorSpec
 
 TANH = 2 * math.sqrt(2 / math.pi), 0.044715  # u is half of the first · (x + the second · x³)
@@ -69,27 +71,32 @@ def _case(
     return Case(label, {"gelu": gelu}, make, rtol, rtol, bench=m == 65)
 
 
-OP = Op(
-    name="linear_bias",
-    operands=(
-        operands.x(),
-        operands.weight("w", "W[N,K]"),
-        operands.weight("bias", "f32[N]"),
-        Operand("residual", Role.ACTIVATION, "A[tokens,N]", optional=True),
+OP = serve(
+    Op(
+        name="linear_bias",
+        operands=(
+            operands.x(),
+            operands.weight("w", "W[N,K]"),
+            operands.weight("bias", "f32[N]"),
+            Operand("residual", Role.ACTIVATION, "A[tokens,N]", optional=True),
+        ),
+        results=(Result("y", "A[tokens,N]"),),
+        attrs={"gelu": ""},
+        legal={"gelu": GELUS},
+        reference=reference,
+        body=body,
+        cases=(
+            _case((3, 40, 48)),
+            _case((5, 36, 64), "tanh"),
+            _case((4, 64, 96), "erf"),
+            _case((65, 48, 40), residual=True),
+            _case((4, 64, 64), weight=DType.BF16),
+            _case((8, 64, 64), "tanh", dtype=DType.BF16, weight=DType.BF16),
+            _case((8, 64, 64), "erf", dtype=DType.BF16, weight=DType.BF16),
+            _case((6, 64, 128), residual=True, dtype=DType.BF16, weight=DType.BF16),
+        ),
     ),
-    results=(Result("y", "A[tokens,N]"),),
-    attrs={"gelu": ""},
-    legal={"gelu": ("", "tanh", "erf")},
-    reference=reference,
-    body=body,
-    cases=(
-        _case((3, 40, 48)),
-        _case((5, 36, 64), "tanh"),
-        _case((4, 64, 96), "erf"),
-        _case((65, 48, 40), residual=True),
-        _case((4, 64, 64), weight=DType.BF16),
-        _case((8, 64, 64), "tanh", dtype=DType.BF16, weight=DType.BF16),
-        _case((8, 64, 64), "erf", dtype=DType.BF16, weight=DType.BF16),
-        _case((6, 64, 128), residual=True, dtype=DType.BF16, weight=DType.BF16),
-    ),
+    CANDIDATES,
+    PACKS,
+    whole,
 )

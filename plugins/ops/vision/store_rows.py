@@ -10,6 +10,8 @@ from spark_engine.op import Attrs, Case, Inputs, Op
 from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.kernels.vision.store_rows_kernels import CANDIDATES
+from spark_engine.plugins.launch import serve
 from spark_engine.tensors import Array, DType, TensorSpec
 
 
@@ -54,23 +56,26 @@ def _case(label: str, rows: int, live: int, first: int, dtype: DType = DType.F32
     return Case(label, {"group": 4}, _inputs(rows, live, first, dtype), ignore=_ignore)
 
 
-OP = Op(
-    name="store_rows",
-    operands=(
-        operands.x("A[rows,H]"),
-        Operand("live", Role.STEP, "i32[1]"),
-        Operand("first", Role.STEP, "i32[1]"),
-        Operand("image_rows", Role.STATE, "A[I+1,H]"),
+OP = serve(
+    Op(
+        name="store_rows",
+        operands=(
+            operands.x("A[rows,H]"),
+            Operand("live", Role.STEP, "i32[1]"),
+            Operand("first", Role.STEP, "i32[1]"),
+            Operand("image_rows", Role.STATE, "A[I+1,H]"),
+        ),
+        results=(Result("image_rows_out", updates="image_rows"),),
+        attrs={"group": None},
+        reference=reference,
+        body=body,
+        cases=(
+            _case("all rows", 6, 24, 0),
+            _case("padding", 8, 20, 5),
+            _case("to the end", 8, 32, 4),
+            _case("beyond the end", 8, 32, 8),
+            _case("bf16", 5, 12, 2, DType.BF16),
+        ),
     ),
-    results=(Result("image_rows_out", updates="image_rows"),),
-    attrs={"group": None},
-    reference=reference,
-    body=body,
-    cases=(
-        _case("all rows", 6, 24, 0),
-        _case("padding", 8, 20, 5),
-        _case("to the end", 8, 32, 4),
-        _case("beyond the end", 8, 32, 8),
-        _case("bf16", 5, 12, 2, DType.BF16),
-    ),
+    CANDIDATES,
 )

@@ -15,6 +15,8 @@ from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import LEGAL, activation
+from spark_engine.plugins.kernels.vision.vision_patches_kernels import CANDIDATES
+from spark_engine.plugins.launch import serve
 from spark_engine.tensors import Array, DType, TensorSpec
 
 
@@ -64,23 +66,26 @@ def _case(count: int, width: int, dtype: DType, table: DType) -> Case:
     return Case(f"{count}x{width} {table} {dtype}", attrs, _inputs(count, width, table), rtol, rtol)
 
 
-OP = Op(
-    name="vision_patches",
-    operands=(
-        Operand("patches", Role.STEP, "u8[tokens,P]"),
-        Operand("taps", Role.STEP, "i32[tokens,taps]"),
-        Operand("tap_weights", Role.STEP, "f32[tokens,taps]"),
-        operands.weight("pixels", "f32[2,P]", "factors; offsets"),
-        operands.weight("table", "W[T,H]"),
+OP = serve(
+    Op(
+        name="vision_patches",
+        operands=(
+            Operand("patches", Role.STEP, "u8[tokens,P]"),
+            Operand("taps", Role.STEP, "i32[tokens,taps]"),
+            Operand("tap_weights", Role.STEP, "f32[tokens,taps]"),
+            operands.weight("pixels", "f32[2,P]", "factors; offsets"),
+            operands.weight("table", "W[T,H]"),
+        ),
+        results=(Result("x", "A[tokens,P]"), Result("positions", "A[tokens,H]")),
+        attrs={"dtype": None},
+        legal=LEGAL,
+        reference=reference,
+        body=body,
+        cases=(
+            _case(7, 20, DType.F32, DType.F32),
+            _case(4, 64, DType.F32, DType.BF16),
+            _case(8, 64, DType.BF16, DType.BF16),
+        ),
     ),
-    results=(Result("x", "A[tokens,P]"), Result("positions", "A[tokens,H]")),
-    attrs={"dtype": None},
-    legal=LEGAL,
-    reference=reference,
-    body=body,
-    cases=(
-        _case(7, 20, DType.F32, DType.F32),
-        _case(4, 64, DType.F32, DType.BF16),
-        _case(8, 64, DType.BF16, DType.BF16),
-    ),
+    CANDIDATES,
 )

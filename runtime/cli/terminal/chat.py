@@ -36,8 +36,8 @@ class TerminalChat:
 
     def run(self) -> None:
         """Runs until the input ends, or /exit. Raises InternalError if the engine fails."""
-        told = self._conversation
-        self._screen.note(WELCOME.format(model=told.model, context=told.context))
+        talk = self._conversation
+        self._screen.note(WELCOME.format(model=talk.model, context=talk.context))
         while True:
             try:
                 line = self._keyboard.read()
@@ -74,17 +74,17 @@ class TerminalChat:
             raise
 
     def _answer(self) -> None:
-        told = self._conversation
+        talk = self._conversation
         with _interrupts() as stopped:
-            prompt, images = self._session.prompt(told.prompt(), told.thinking)
-            answer = self._session.start(prompt, Body(**told.settings), chat=True, images=images)
+            prompt, images = self._session.prompt(talk.prompt(), talk.thinking)
+            answer = self._session.start(prompt, Body(**talk.settings), chat=True, images=images)
             parts = self._show(answer, stopped)
-        told.reply(parts)
-        told.totals.add(answer)
-        told.used = len(answer.prompt) + len(answer.events)
+        talk.reply(parts)
+        talk.totals.add(answer)
+        talk.used = len(answer.prompt) + len(answer.events)
         self._screen.note(figures(answer))
-        if told.used >= told.context:
-            self._screen.note(f"the context of {told.context:,} tokens is full: /new begins again")
+        if talk.used >= talk.context:
+            self._screen.note(f"the context of {talk.context:,} tokens is full: /new begins again")
 
     def _show(self, answer: Answer, stopped: Callable[[], bool]) -> Mapping[Kind, str]:
         parser, parts = self._session.parser(answer), dict.fromkeys(Kind, "")

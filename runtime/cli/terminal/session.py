@@ -6,12 +6,13 @@ Knows the engine and the text of its answers. Knows no command line.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from spark_engine.errors import InternalError, RequestError
 from spark_engine.progress import Progress
+from spark_engine.runtime.engine.draft_counts import BySource
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, capacity
 from spark_engine.runtime.engine.trace import ENGINE, trace_of
@@ -48,6 +49,7 @@ class Answer:
     text: str = ""
     finish: FinishReason | None = None
     drafts: tuple[int, int] | None = None  # verified and accepted; None: the engine makes none
+    by_source: BySource | None = None
     cached: int = 0
     stats: Stats = field(default_factory=Stats)
     first_s: float = 0.0
@@ -90,6 +92,7 @@ class Answer:
             "accepted_by_position": stats.accepted_by_position,
             "rounds_by_k": stats.rounds_by_k,
             "tokens_per_round": stats.tokens_per_round,
+            "by_source": {name: asdict(one) for name, one in (self.by_source or {}).items()},
         }
 
 
@@ -191,6 +194,7 @@ class Session:
         check(body)
         info, eos = self.info, self.info.eos_token_ids
         room = room_after(prompt, info.limits)
+        body.return_draft_counts = True
         params = sampling(body, Defaults.of(info.generation), room, logprobs)
         thinking = self._reader.opens_thought(prompt)
         bound = self._reader.bound(thinking, body)
@@ -247,6 +251,7 @@ class Session:
         answer.cached = self._stream.cached
         if self.info.limits.drafts:
             answer.drafts = self._stream.drafted, self._stream.accepted
+            answer.by_source = self._stream.by_source
             answer.stats = self.stats()
         if piece.stop is not None:
             self._opened().cancel(answer.id)

@@ -5,6 +5,8 @@ scheduler and no tensor. The choice changes speed only, never a token.
 
 - A draft counts only when those before it were accepted, so each position has its own conditional
   probability. A request starts from the engine's mean and moves to its own acceptance.
+- Drafts from the text and those of the head have their own; the last round that was read says which
+  a slot has next. Without a head, slots without a match expect one token.
 - A slot without drafts gets one token of its next round, which makes its first drafts, so a choice
   is judged by the next round and AHEAD more.
 - Another k must promise MARGIN more than the one before it.
@@ -28,6 +30,7 @@ from spark_engine.runtime.engine.sequence import Sequence as Request
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
+HEAD, TEXT = 0, 1  # where drafts are from
 PRIOR, PRIOR_WEIGHT = 0.75, 8.0  # before the first measurement: probability, weight in drafts
 MEAN_WEIGHT = 6.0  # of the engine's mean in a request's estimate, as a number of own drafts
 FADE, MEAN_FADE = 0.95, 0.98  # weight of a measurement after the next one of its position
@@ -41,7 +44,8 @@ class DraftDepth:
     """Chooses k for every round of one engine.
 
     `buckets`: rows of each k's buckets, ascending, those of decode first; if the build has no cost
-    of one, costs are numbers of tokens. `fixed`: always the largest k.
+    of one, costs are numbers of tokens. `fixed`: always the largest k. `headless`: the text alone
+    drafts.
     """
 
     def __init__(
@@ -50,17 +54,20 @@ class DraftDepth:
         costs: StepCosts,
         slots: int,
         fixed: bool = False,
+        headless: bool = False,
     ) -> None:
         self.most = len(buckets) - 1
-        self._fixed = fixed
+        self._fixed, self._headless = fixed, headless
         self._buckets, self._costs = buckets, costs
         self._cost_of: dict[int, Floats] = {}
         self._version = costs.version  # that `_cost_of` was made from
         self._index = np.arange(self.most)
         self._depths = np.arange(self.most + 1)
-        self._seen = np.zeros((slots, self.most))
-        self._kept = np.zeros((slots, self.most))
-        self._all_seen = np.full(self.most, PRIOR_WEIGHT)
+        self._source = np.full(slots, HEAD)  # of the drafts that a slot holds
+        self._drafted = np.full(slots, self.most)  # their number
+        self._seen = np.zeros((2, slots, self.most))
+        self._kept = np.zeros((2, slots, self.most))
+        self._all_seen = np.full((2, self.most), PRIOR_WEIGHT)
         self._all_kept = self._all_seen * PRIOR
         self._last = 0
         self._probing = 0  # rounds of the present probe that are left
@@ -69,19 +76,31 @@ class DraftDepth:
         self._budget = 0.0  # microseconds
 
     def forget(self, slot: int) -> None:
-        self._seen[slot] = self._kept[slot] = 0
+        self._seen[:, slot] = self._kept[:, slot] = 0
+        self._source[slot], self._drafted[slot] = HEAD, self.most
+
+    def held(self, request: Request) -> int:
+        """Drafts that its slot holds for its next round."""
+        return self.most if self._source[request.slot] == TEXT else request.held_drafts
+
+    def drafted(self, slots: Ints, drafts: int, matched: Ints) -> None:
+        """A round of so many drafts left each slot new ones, from the text where ids `matched`."""
+        self._source[slots] = np.where(matched, TEXT, HEAD)
+        self._drafted[slots] = np.where(matched, self.most, 0 if self._headless else drafts)
 
     def observe(self, slots: Ints, offered: Ints, kept: Ints) -> None:
         """Measures a round: of each slot's `offered` drafts the first `kept` were accepted."""
+        made, source = np.minimum(offered, self._drafted[slots]), self._source[slots]
         hit = self._index < kept[:, None]
-        seen = hit | ((self._index == kept[:, None]) & (self._index < offered[:, None]))
+        seen = hit | ((self._index == kept[:, None]) & (self._index < made[:, None]))
         fade = np.where(seen, FADE, 1)
-        self._seen[slots] = self._seen[slots] * fade + seen
-        self._kept[slots] = self._kept[slots] * fade + hit
-        total = seen.sum(axis=0)
-        fade = np.where(total, MEAN_FADE, 1)
-        self._all_seen = self._all_seen * fade + total
-        self._all_kept = self._all_kept * fade + hit.sum(axis=0)
+        self._seen[source, slots] = self._seen[source, slots] * fade + seen
+        self._kept[source, slots] = self._kept[source, slots] * fade + hit
+        for of in (HEAD, TEXT):
+            total = seen[source == of].sum(axis=0)
+            fade = np.where(total, MEAN_FADE, 1)
+            self._all_seen[of] = self._all_seen[of] * fade + total
+            self._all_kept[of] = self._all_kept[of] * fade + hit[source == of].sum(axis=0)
 
     def choose(self, requests: Sequence[Request], bounded: bool = False) -> int:
         """The k of the next round of these requests; there is a bucket for their number.
@@ -125,16 +144,19 @@ class DraftDepth:
     def _tokens(self, requests: Sequence[Request]) -> tuple[Floats, Floats, int]:
         """Expected tokens of the next round and of each later one, by k, and the largest k of
         which any request can use all drafts."""
-        mean = self._all_kept / self._all_seen
         slots = [r.slot for r in requests]
-        rates = self._kept[slots] + MEAN_WEIGHT * mean
-        rates /= self._seen[slots] + MEAN_WEIGHT
+        source = self._source[slots]
+        mean = (self._all_kept / self._all_seen)[source]
+        rates = self._kept[source, slots] + MEAN_WEIGHT * mean
+        rates /= self._seen[source, slots] + MEAN_WEIGHT
         gains = np.ones((len(slots), self.most + 1))
         gains[:, 1:] = rates
         gains = gains.cumprod(axis=1).cumsum(axis=1)  # tokens of a row with 0, 1, … drafts
         room = np.array([r.limit - r.launched for r in requests])
         own = np.array([r.drafts for r in requests])
-        held = np.array([r.held_drafts for r in requests])
+        held = np.where(source == TEXT, self.most, [r.held_drafts for r in requests])
+        if self._headless:
+            own = np.where(source == TEXT, own, 0)
         later = np.minimum(own, np.maximum(room - 3, 0))  # after at least one more token
         now = np.minimum(np.minimum(own, room - 2), held)
         used = np.minimum(np.stack((now, later))[:, :, None], self._depths)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from spark_engine.runtime.engine.draft_counts import BySource
 from spark_engine.runtime.engine.request import Event, FinishReason
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
@@ -95,9 +96,11 @@ def usage(
     cached: int,
     drafts: tuple[int, int] | None = None,
     images: int = 0,
+    by_source: BySource | None = None,
 ) -> Json:
     """Token counts. `cached`: prompt tokens from the prefix cache; `drafts`: those verified and
-    those accepted, of an engine with drafts; `images`: prompt tokens that are images."""
+    those accepted, of an engine with drafts; `images`: prompt tokens that are images; `by_source`:
+    drafts by source and position, of a request that asked for them."""
     total = prompt + completion
     counts: Json = {
         "prompt_tokens": prompt,
@@ -113,6 +116,8 @@ def usage(
             "accepted_prediction_tokens": kept,
             "rejected_prediction_tokens": verified - kept,
         }
+    if by_source is not None:
+        counts["completion_tokens_details"]["drafts"] = msgspec.to_builtins(by_source)
     return counts
 
 

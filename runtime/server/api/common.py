@@ -94,6 +94,7 @@ class Body(UnsupportedFields, kw_only=True):
     truncate_prompt_tokens: int | None = None  # the last ones; -1: as many as fit
     priority: int | None = None
     drafts: int | None = None  # of a round, at most; changes no token
+    return_draft_counts: bool | None = None  # in the usage
     prompt_logprobs: int | None = None
     cache_salt: str | None = None  # prompts are shared in the cache with requests of the same one
 
@@ -191,6 +192,7 @@ def sampling(
         seed=secrets.randbits(63) if body.seed is None else fold_seed(body.seed),
         logprobs=either(body.wanted_logprobs(), logprobs),
         drafts=body.drafts,
+        draft_counts=bool(body.return_draft_counts),
     )
 
 

@@ -52,7 +52,7 @@ class CountBody(ThinkingFields, kw_only=True):
 
 
 class MessagesBody(CountBody, kw_only=True):
-    """/v1/messages. The last five fields are not Anthropic's."""
+    """/v1/messages. The last six fields are not Anthropic's."""
 
     max_tokens: int | None = None
     stop_sequences: list[str] | None = None
@@ -64,6 +64,7 @@ class MessagesBody(CountBody, kw_only=True):
     seed: int | None = None
     priority: int | None = None
     drafts: int | None = None
+    return_draft_counts: bool | None = None
     cache_salt: str | None = None
 
 
@@ -85,6 +86,7 @@ def to_chat_request(body: CountBody) -> ChatRequest:
             setattr(chat, name, getattr(body, name))
         chat.max_completion_tokens, chat.stop = body.max_tokens, body.stop_sequences
         chat.drafts, chat.cache_salt = body.drafts, body.cache_salt
+        chat.return_draft_counts = body.return_draft_counts
     return chat
 
 

@@ -34,7 +34,7 @@ UNSUPPORTED = {  # fields, and the alternative
 }
 CARRIED = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stream", "priority", "drafts"),
-    "cache_salt",
+    *("return_draft_counts", "cache_salt"),
 )
 
 
@@ -75,6 +75,7 @@ class ResponsesBody(ThinkingFields, kw_only=True):
     stop: str | list[str] | None = None
     priority: int | None = None
     drafts: int | None = None
+    return_draft_counts: bool | None = None
     cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

@@ -16,6 +16,7 @@ import msgspec
 
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.constraint import ConstraintSpec
+from spark_engine.runtime.engine.draft_counts import BySource
 from spark_engine.runtime.engine.request import Event, Request, SamplingParams
 from spark_engine.vision import Image, VisionInfo
 
@@ -77,6 +78,7 @@ class Stats(msgspec.Struct, frozen=True):
     errors: int = 0  # requests ended because their logits were not finite
     drafts_by_position: list[int] = []  # how often the draft at each position was verified
     accepted_by_position: list[int] = []  # and kept
+    by_source: BySource = {}  # both, by what made the drafts
     rounds_by_k: dict[int, int] = {}  # rounds launched, by drafts a row
     prefix_queries: int = 0  # prompt tokens that were looked up in the prefix cache
     prefix_hits: int = 0  # and found: not computed
@@ -110,7 +112,7 @@ class Stats(msgspec.Struct, frozen=True):
 SAME = (  # counters that the engine and `Stats` name alike
     *("running", "swapped", "free_slots", "steps", "buckets", "padded_rows", "errors"),
     *("prefix_queries", "prefix_hits", "prefix_lost_for_state", "snapshots", "snapshot_rows"),
-    *("cache_bytes", "cache_budget", "evicted_pages", "evicted_snapshots"),
+    *("cache_bytes", "cache_budget", "evicted_pages", "evicted_snapshots", "by_source"),
 )
 DISK = ("disk_bytes", "disk_budget", "disk_read", "disk_refused", "disk_evicted")  # likewise
 

@@ -5,15 +5,18 @@ Knows names and labels: ours, and vLLM's for dashboards that use them.
 
 import platform
 from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from spark_engine.interface import Limits
+from spark_engine.runtime.engine.draft_counts import MTP, DraftCounts
 from spark_engine.runtime.server.engine_client.ipc import Stats
 from spark_engine.runtime.server.operation.release import release
 
 PREFIXES = ("spark:", "vllm:")
+Labels = TypeVar("Labels", str, tuple[str, str])
 Read = Callable[[], tuple[Stats, float]]
 
 
@@ -90,16 +93,20 @@ class EngineCollector(Collector):
         verified = stats.drafts_by_position or [0] * most
         kept = stats.accepted_by_position or [0] * most
         positions = {str(i): n for i, n in enumerate(kept)}
+        yield self._counter("vllm:spec_decode_num_accepted_tokens_per_pos", positions, "position")
         for prefix in PREFIXES:
             name = prefix + "spec_decode_num_"
             yield self._counter(name + "drafts", {"": stats.draft_rounds})
             yield self._counter(name + "draft_tokens", {"": sum(verified)})
             yield self._counter(name + "accepted_tokens", {"": sum(kept)})
-            yield self._counter(name + "accepted_tokens_per_pos", positions, "position")
         rounds = {str(k): stats.rounds_by_k.get(k, 0) for k in range(most + 1)}
         yield self._counter("spark:rounds", rounds, "drafts")
-        tried = {str(i): n for i, n in enumerate(verified)}
-        yield self._counter("spark:spec_decode_num_draft_tokens_per_pos", tried, "position")
+        sources = stats.by_source or {MTP: DraftCounts.zeros(most)}
+        tried = {(str(i), s): n for s, one in sources.items() for i, n in enumerate(one.verified)}
+        right = {(str(i), s): n for s, one in sources.items() for i, n in enumerate(one.kept)}
+        labels = ("position", "source")
+        yield self._counter("spark:spec_decode_num_draft_tokens_per_pos", tried, *labels)
+        yield self._counter("spark:spec_decode_num_accepted_tokens_per_pos", right, *labels)
         if (mean := stats.tokens_per_round) is not None:
             yield self._gauge("spark:tokens_per_round", mean)
 
@@ -108,11 +115,12 @@ class EngineCollector(Collector):
         family.add_metric([self._model], value)
         return family
 
-    def _counter(self, name: str, values: Mapping[str, int], label: str = "") -> Metric:
-        labels = ["model_name", label] if label else ["model_name"]
-        family = CounterMetricFamily(name, _words(name), labels=labels)
+    def _counter(self, name: str, values: Mapping[Labels, int], *labels: str) -> Metric:
+        """`values` by the value of the label, or those of several."""
+        family = CounterMetricFamily(name, _words(name), labels=["model_name", *labels])
         for key, value in values.items():
-            family.add_metric([self._model, key] if label else [self._model], value)
+            own: tuple[str, ...] = (key,) if isinstance(key, str) else key
+            family.add_metric([self._model, *own[: len(labels)]], value)
         return family
 
     def _info(self, name: str, facts: Mapping[str, str]) -> Metric:

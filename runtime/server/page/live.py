@@ -5,6 +5,8 @@ Knows which counters the view draws; `files/metrics.js` makes rates and quantile
 
 import math
 
+from msgspec import to_builtins
+
 from spark_engine.runtime.server.api.answers import Json
 from spark_engine.runtime.server.engine_client.ipc import Stats
 from spark_engine.runtime.server.operation.metrics import Metrics
@@ -44,6 +46,7 @@ def live(metrics: Metrics, stats: Stats, drafts: int) -> Json:
         found |= {
             "drafts": sum(stats.drafts_by_position),
             "kept": sum(stats.accepted_by_position),
+            "bySource": to_builtins(stats.by_source),
             "perRound": stats.tokens_per_round,
         }
     return found

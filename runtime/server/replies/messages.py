@@ -121,11 +121,13 @@ class MessagesReply:
         """Anthropic counts cached prompt tokens separately."""
         counts = self._running.usage
         cached = counts["prompt_tokens_details"]["cached_tokens"]
+        drafts = counts.get("completion_tokens_details", {}).get("drafts")
         return {
             "input_tokens": counts["prompt_tokens"] - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": counts["completion_tokens"],
+            **({"drafts": drafts} if drafts else {}),
         }
 
 

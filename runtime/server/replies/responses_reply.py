@@ -269,11 +269,15 @@ class ResponsesReply:
 
     def _usage(self) -> Json:
         counts = self._running.usage
+        drafts = counts.get("completion_tokens_details", {}).get("drafts")
         return {
             "input_tokens": counts["prompt_tokens"],
             "input_tokens_details": counts["prompt_tokens_details"],
             "output_tokens": counts["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": self._blocks.thought_tokens},
+            "output_tokens_details": {
+                "reasoning_tokens": self._blocks.thought_tokens,
+                **({"drafts": drafts} if drafts else {}),
+            },
             "total_tokens": counts["total_tokens"],
         }
 

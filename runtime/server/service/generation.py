@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from spark_engine.errors import InternalError
-from spark_engine.runtime.engine.request import FinishReason, Request
+from spark_engine.runtime.engine.request import SLOW_GRAMMAR, FinishReason, Request
 from spark_engine.runtime.engine.trace import REQUESTS
 from spark_engine.runtime.server.engine_client.client import Answer, EngineClient, Mailbox, Started
 from spark_engine.runtime.server.operation.http_request import EngineUse, current
@@ -21,6 +21,12 @@ from spark_engine.runtime.text.text_stream import Piece, TextStream
 
 class GenerationFailed(InternalError):
     """The engine aborted a request, for instance because its logits were not finite."""
+
+
+class MaskTooSlow(GenerationFailed):
+    """Its grammar took too long, by itself or because of load."""
+
+    status, code = 503, "grammar_too_slow"
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,9 @@ class Generation:
                     continue
                 last = answer[-1]
                 if last.finish is FinishReason.ERROR:
-                    raise GenerationFailed(last.message or "the engine aborted the request")
+                    slow = last.message.startswith(SLOW_GRAMMAR)
+                    kind = MaskTooSlow if slow else GenerationFailed
+                    raise kind(last.message or "the engine aborted the request")
                 index = self._open.get(last.request_id)
                 if index is None:
                     continue  # it had ended by a stop string before the engine knew

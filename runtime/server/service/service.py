@@ -19,6 +19,7 @@ import msgspec
 
 from spark_engine.errors import InternalError, RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
+from spark_engine.runtime.engine.draft_counts import joined
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.images.fetch import Fetcher
 from spark_engine.runtime.server.api.answers import Json, usage
@@ -84,7 +85,8 @@ class Running:
         drafts = (sum(s.drafted for s in streams), sum(s.accepted for s in streams))
         tokens = sum(s.tokens for s in streams)
         made = drafts if self.drafting else None
-        return usage(self.prompt_tokens, tokens, cached, made, images)
+        by_source = joined(s.by_source for s in streams)
+        return usage(self.prompt_tokens, tokens, cached, made, images, by_source)
 
 
 class Service:

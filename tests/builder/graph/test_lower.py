@@ -1,9 +1,14 @@
 """What a build's defaults are decided from, counted by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from spark_engine.builder.graph import lower
 from spark_engine.builder.graph.lower import facts_of
 from spark_engine.builder.plan.drafts import HeadFacts
+from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.open_model import open_model
 from spark_engine.tensors import DType
 from tests.checkpoints import write_checkpoint
@@ -36,6 +41,26 @@ def test_facts_of_a_draft_head(tmp_path: Path) -> None:
     facts = facts_of(open_model(write_checkpoint(tmp_path / "b", tied, "f32").path))
     assert facts.head == HeadFacts(2 * 2 * 64, 4 * 128, False, (2, 7))
     assert facts_of(open_model(write_checkpoint(tmp_path / "c", HEADS).path)).head is None
+
+
+def test_the_list_of_drafts_needs_rows_with_their_own_scales(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[tuple[int, Path]] = []
+    monkeypatch.setattr(lower, "listed", lambda *given: read.append(given) or (1, 2))
+    for name, tied in (("a", False), ("b", True)):
+        config = HEADS | {"mtp_num_hidden_layers": 1, "tie_word_embeddings": tied}
+        path = write_checkpoint(tmp_path / name, config, "f32").path
+        model = open_model(path)
+        facts = facts_of(model)
+        assert facts.head is not None and facts.head.listed == (1, 2)
+        assert read.pop() == (512, path)
+        modules = {e.row.module for e in model.expected.values()}
+        matrix = next(m for m in modules if m.endswith("embed_tokens" if tied else "lm_head"))
+        schemes = {**model.table.modules, matrix: Scheme.FP8_BLOCK}
+        blocks = replace(model, table=replace(model.table, modules=schemes))
+        facts = facts_of(blocks)
+        assert facts.head is not None and facts.head.listed == () and not read
 
 
 def test_facts_without_a_linear_layer(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from spark_engine.builder.plan.drafts import (
     parse_vocab,
 )
 from spark_engine.errors import OptionError
+from spark_engine.kernel import GB10, H200, Target, rehearsal
 from spark_engine.models.draft_options import DraftOptions
 
 HEAD = HeadFacts(512, 128, nvfp4=True, eos=(90, 200))
@@ -21,19 +22,38 @@ NONE = "there is no head"
 
 
 def test_auto_drafts_where_there_is_a_head() -> None:
-    made = decide(DraftRequest(), HEAD, IDS, gpu=True)
+    made = decide(DraftRequest(), HEAD, IDS, gpu=H200)
     assert (made.drafts, made.head, made.notes) == (3, DraftOptions("nvfp4"), ())
-    cpu = decide(DraftRequest(), HEAD, IDS, gpu=False)
+    cpu = decide(DraftRequest(), HEAD, IDS, gpu=None)
     assert cpu.drafts == 0 and "--drafts 3 builds with it" in cpu.notes[0]
-    assert decide(DraftRequest(dtype="fp8"), HEAD, IDS, gpu=False).drafts == 3  # requested
-    bare = decide(DraftRequest(), NONE, IDS, gpu=True)
+    assert decide(DraftRequest(dtype="fp8"), HEAD, IDS, gpu=None).drafts == 3  # requested
+    bare = decide(DraftRequest(), NONE, IDS, gpu=H200)
     assert (bare.drafts, bare.head) == (0, None)
     assert bare.notes == ("there is no head: built without drafts",)
 
 
+def test_the_text_drafts_with_a_head_or_without() -> None:
+    for gpu in (True, False):
+        both = decide(DraftRequest(suffix=6), HEAD, IDS, gpu)
+        assert both.drafts == 7 and both.head is not None and both.notes == ()
+        assert decide(DraftRequest(2, suffix=6), HEAD, IDS, gpu).drafts == 2
+        alone = decide(DraftRequest(suffix=6), NONE, IDS, gpu)
+        assert (alone.drafts, alone.head) == (7, None)
+        assert alone.notes == ("there is no head: the text alone drafts",)
+        assert decide(DraftRequest(4, suffix=1), NONE, IDS, gpu).drafts == 4
+    for wrong, words in (
+        (DraftRequest(suffix=17), "--draft-suffix 17 is not possible; choose 0 to 16"),
+        (DraftRequest(suffix=-1), "--draft-suffix -1 is not possible"),
+        (DraftRequest(0, suffix=6), "--draft-suffix: --drafts is 0, so nothing drafts"),
+        (DraftRequest(dtype="fp8", suffix=6), "--draft-dtype: there is no head"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            decide(wrong, HEAD if wrong.drafts == 0 else NONE, IDS, gpu=True)
+
+
 def test_none_are_requested() -> None:
     for head in (HEAD, NONE):
-        made = decide(DraftRequest(0), head, IDS, gpu=True)
+        made = decide(DraftRequest(0), head, IDS, gpu=H200)
         assert (made.drafts, made.head, made.notes) == (0, None, ())
 
 
@@ -51,14 +71,15 @@ def test_none_are_requested() -> None:
 def test_the_head_is_stored_as_the_model_on_a_gpu(
     nvfp4: bool, gpu: bool, dtype: str, stored: str
 ) -> None:
-    made = decide(DraftRequest(7, dtype), HeadFacts(512, nvfp4=nvfp4), IDS, gpu)
+    made = decide(DraftRequest(7, dtype), HeadFacts(512, nvfp4=nvfp4), IDS, H200 if gpu else None)
     assert made.drafts == 7 and made.head == DraftOptions(stored)
 
 
 @pytest.mark.parametrize(
     ("vocab", "ids"),
     [
-        (None, None),
+        ("auto", None),
+        ("full", None),
         (3, (0, 1, 2, 90)),  # an end that the model has is always drafted
         (95, tuple(range(95))),
         (100, None),
@@ -67,30 +88,55 @@ def test_the_head_is_stored_as_the_model_on_a_gpu(
         (tuple(range(100)), None),
     ],
 )
-def test_shortlists_ascend(vocab: Vocab | None, ids: tuple[int, ...] | None) -> None:
-    made = decide(DraftRequest(1, vocab=vocab), HEAD, IDS, gpu=False)
+def test_shortlists_ascend(vocab: Vocab, ids: tuple[int, ...] | None) -> None:
+    made = decide(DraftRequest(1, vocab=vocab), HEAD, IDS, gpu=None)
     assert made.head is not None and made.head.shortlist == ids
+
+
+@pytest.mark.parametrize(
+    ("gpu", "vocab", "ids"),
+    [
+        (GB10, "auto", (5, 7, 90)),
+        (rehearsal(GB10, H200), "auto", (5, 7, 90)),
+        (H200, "auto", None),
+        (None, "auto", None),
+        (GB10, "full", None),
+        (GB10, 2, (0, 1, 90)),
+        (GB10, (3,), (3,)),
+    ],
+)
+def test_the_list_is_for_cards_whose_memory_is_slow(
+    gpu: Target | None, vocab: Vocab, ids: tuple[int, ...] | None
+) -> None:
+    """And an end of the text that the list has not is drafted too."""
+    head = HeadFacts(512, 128, eos=(90, 200), listed=(7, 5))
+    made = decide(DraftRequest(3, vocab=vocab), head, IDS, gpu)
+    assert made.head is not None and made.head.shortlist == ids
+    assert ["3 of the 100 ids" in note for note in made.notes] == [True] * (ids == (5, 7, 90))
+    bare = decide(DraftRequest(3, vocab=vocab), HeadFacts(512, eos=(90,)), IDS, gpu)
+    assert bare.notes == (), "another vocabulary"
 
 
 @pytest.mark.parametrize(
     ("requested", "dtype", "vocab", "head", "words"),
     [
-        (3, "auto", None, NONE, "--drafts 3: there is no head; build with --drafts 0"),
-        (8, "auto", None, HEAD, "--drafts 8 is not possible; choose auto or 0 to 7"),
-        (-1, "auto", None, HEAD, "--drafts -1 is not possible"),
-        (1, "int4", None, HEAD, "--draft-dtype int4 .* auto, checkpoint, fp8, nvfp4"),
-        (0, "fp8", None, HEAD, "--draft-dtype: --drafts is 0"),
+        (3, "auto", "auto", NONE, "--drafts 3: there is no head; build with --drafts 0"),
+        (8, "auto", "auto", HEAD, "--drafts 8 is not possible; choose auto or 0 to 7"),
+        (-1, "auto", "auto", HEAD, "--drafts -1 is not possible"),
+        (1, "int4", "auto", HEAD, "--draft-dtype int4 .* auto, checkpoint, fp8, nvfp4"),
+        (0, "fp8", "auto", HEAD, "--draft-dtype: --drafts is 0"),
         (None, "auto", 9, NONE, "--draft-vocab: there is no head"),
+        (0, "auto", "full", HEAD, "--draft-vocab: --drafts is 0"),
         (1, "auto", 0, HEAD, "--draft-vocab 0 must be positive"),
         (1, "auto", (99, 100), HEAD, "--draft-vocab: 100 is no id of the model, which has 100"),
         (1, "auto", (), HEAD, "--draft-vocab: the file holds no id"),
     ],
 )
 def test_what_cannot_be(
-    requested: int | None, dtype: str, vocab: Vocab | None, head: HeadFacts | str, words: str
+    requested: int | None, dtype: str, vocab: Vocab, head: HeadFacts | str, words: str
 ) -> None:
     with pytest.raises(OptionError, match=words):
-        decide(DraftRequest(requested, dtype, vocab), head, IDS, gpu=True)
+        decide(DraftRequest(requested, dtype, vocab), head, IDS, gpu=H200)
 
 
 def test_parse_drafts() -> None:
@@ -106,6 +152,7 @@ def test_ids_of_a_file(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     assert parse_vocab(str(file)) == (3, 1, 2)
     assert parse_vocab("32000") == 32000
+    assert [parse_vocab(word) for word in ("auto", "full")] == ["auto", "full"]
 
 
 @pytest.mark.parametrize("text", ["1\ntwo", "[1, 2", "[1.5]", "-3", "[true]", "[[1]]", "[null]"])
@@ -117,7 +164,9 @@ def test_what_is_no_list_of_ids(tmp_path: Path, text: str) -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"neither a number of ids nor a file of them \(No such"):
+    with pytest.raises(
+        OptionError, match=r"not full, auto, a number of ids or a file of them \(No such"
+    ):
         parse_vocab(str(tmp_path / "none"))
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(OptionError, match="the file is no text"):

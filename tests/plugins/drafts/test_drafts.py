@@ -10,9 +10,11 @@ from spark_engine.op import Attrs, Op
 from spark_engine.plugins.ops.drafts import (
     accept_drafts,
     draft_token,
+    match_drafts,
     mtp_input,
     round_rows,
     shift_ids,
+    store_ids,
 )
 from spark_engine.plugins.ops.norm import rms_norm
 from spark_engine.plugins.ops.rowwise import embed
@@ -177,6 +179,72 @@ def drafted(
     assert ends.tolist() == list(range(71, 71 + n))
     assert drafts[:n].tolist() == [[5, int(t), 5] for t in tokens]
     return [int(t) for t in tokens]
+
+
+# ---- drafting from the text ----------------------------------------------------------------------
+
+LONG = [*range(20, 36)]
+# the text, fewest ids of a match -> ids that match, the first three drafts
+MATCHES = {
+    "what followed": ([1, 2, 3, 4, 5, 6, 9, 1, 2, 3], 3, 3, [4, 5, 6]),
+    "too short": ([1, 2, 3, 4, 5, 6, 9, 1, 2, 3], 4, 0, [0, 0, 0]),
+    "the longest, not the latest": ([7, 1, 2, 3, 5, 1, 2, 4, 7, 1, 2], 1, 3, [3, 5, 1]),
+    "the latest of equal ones": ([1, 2, 3, 8, 1, 2, 5, 9, 1, 2], 2, 2, [5, 9, 1]),
+    "the last token itself is no match": ([1, 2, 3, 4], 1, 0, [0, 0, 0]),
+    "the end continues with what repeats": ([5, 1, 2, 1, 2], 2, 2, [1, 2, 1]),
+    "one id again": ([4, 4], 1, 1, [4, 4, 4]),
+    "from the first token on": ([3, 1, 6, 3, 1], 2, 2, [6, 3, 1]),
+    "no more than there are": ([3, 1, 6, 3, 1], 3, 0, [0, 0, 0]),
+    "no image matches": ([-1, -1, 2, 8, -1, -1, 2], 2, 0, [0, 0, 0]),
+    "an image is no draft": ([1, 2, -1, 3, 1, 2], 2, 2, [0, 3, 1]),
+    "a text of one token": ([1], 1, 0, [0, 0, 0]),
+    "no longer than is compared": ([0, *LONG, 2, 9, *LONG, 3, 0, *LONG], 6, 16, [3, 0, 20]),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("case", MATCHES)
+def test_what_followed_the_end_of_the_text_before_is_drafted(case: str, how: str) -> None:
+    """The text but its last token is stored in rounds of up to three, among rejected ones."""
+    text, least, matched, drafts = MATCHES[case]
+    pages, table = np.full((20, 1, 4, 1), 77, np.int32), ints([[-1] * 17, [*range(18, 1, -1)]])
+    slots, vocab, at = ints([1]), 40, 0
+    while at < len(text) - 1:
+        ids = [vocab if t < 0 else t for t in [*text[at : at + 3], 38, 38][:3]]
+        count = min(3, len(text) - 1 - at)
+        rows = slots, ints([at]), ints([count])
+        (pages,) = go(
+            how, store_ids.OP, {"tile": 3, "vocab": vocab}, ints(ids), pages, table, *rows
+        )
+        at += count
+    if at:
+        rows = slots, ints([at - 1]), ints([1])
+        got, state = go(how, match_drafts.OP, {"least": least, "held": 0}, pages, table,
+                        ints([0, text[-1]]), ints([[9] * 3] * 2), *rows)  # fmt: skip
+        assert got.tolist() == [matched] and state[1].tolist() == drafts
+
+
+@BOTH
+def test_a_match_that_is_not_long_needs_the_heads_word(how: str) -> None:
+    """Its first draft; else the head's drafts stay, and those that it did not make are 0."""
+    pages, table = np.full((10, 1, 8, 1), 77, np.int32), ints([[*range(9)], [-1] * 9])
+
+    def drafted(text: list[int], head: list[int], held: int) -> tuple[int, list[int]]:
+        at = np.arange(len(text) - 1)
+        pages[at // 8, 0, at % 8, 0] = text[:-1]
+        last, rows = ints([text[-1], 0]), (ints([0]), ints([len(text) - 3]), ints([2]))
+        attrs: Attrs = {"least": 2, "held": held}
+        matched, state = go(
+            how, match_drafts.OP, attrs, pages, table, last, ints([head] * 2), *rows
+        )
+        return int(matched[0]), [int(t) for t in state[0]]
+
+    short, long = [1, 2, 3, 4, 1, 2], [*LONG, 3, 4, *LONG]
+    assert drafted(short, [3, 9, 9], 2) == (2, [3, 4, 1])
+    assert drafted(short, [9, 3, 9], 2) == (0, [9, 3, 0])
+    assert drafted(short, [9, 9, 9], 0) == (2, [3, 4, 1])
+    assert drafted(long, [9, 9, 9], 3) == (16, [3, 4, 20])
+    assert drafted(long[1:], [9, 9, 9], 3) == (0, [9, 9, 9])
 
 
 NAN, INF = float("nan"), float("inf")

@@ -204,6 +204,12 @@ T atomic_join(T* p, T value) {
   *p = value;
   return was;
 }
+inline unsigned long long atomicMax(unsigned long long* p, unsigned long long x) {
+  return atomic_join(p, *p < x ? x : *p);
+}
+inline unsigned long long atomicExch(unsigned long long* p, unsigned long long x) {
+  return atomic_join(p, x);
+}
 inline u32 atomicMax(u32* p, u32 x) { return atomic_join(p, max(*p, x)); }
 inline int atomicMin(int* p, int x) { return atomic_join(p, min(*p, x)); }
 inline u32 atomicOr(u32* p, u32 bits) { return atomic_join(p, *p | bits); }

@@ -11,6 +11,7 @@ template <int PENDING>
 void wgmma_wait() {
   __syncwarp();  // all lanes have read
 }
+inline void settle(float x) { check(!(x < 0), "a value that must not be negative is"); }
 inline u32 uniform(u32 value) { return __reduce_or_sync(~0u, value); }
 template <int N>
 void keep_order(float (&)[N][4]) {}
@@ -28,9 +29,23 @@ template <int ROWS>
 u64 wgmma_columns(u32 tile) {
   return wgmma_tile(tile) | (u64)(ROWS * 128 >> 4) << 16;
 }
-// The value at (row, column) of rows of 128 bytes: 16-byte chunks are XOR-ed with the row.
+// The same of narrow panels, of 16 columns.
+inline u64 wgmma_narrow(u32 panel) {
+  check(panel % 256 == 0, "a narrow panel is not at a multiple of 256");
+  return panel >> 4 | (u64)3 << 62;
+}
+template <int ROWS>
+u64 wgmma_narrow_columns(u32 tile) {
+  return wgmma_narrow(tile) | (u64)(ROWS * 32 >> 4) << 16;
+}
+// The value at (row, column) of rows of 128 bytes: 16-byte chunks are XOR-ed with the row; of 32
+// bytes: with its bit 2.
 inline u16 wgmma_value(u64 of, int row, int column) {
   const u32 begin = (u32)(of & 0x3FFF) << 4, panel = (u32)(of >> 16 & 0x3FFF) << 4;
+  if (of >> 62 == 3) {
+    const u32 at = begin + column / 16 * panel + row * 32 + column % 16 * 2;
+    return load_shared<u16>(at ^ (at >> 7 & 1) << 4);
+  }
   const u32 at = begin + column / 64 * panel + row * 128 + column % 64 * 2;
   return load_shared<u16>(at ^ (at >> 7 & 7) << 4);
 }

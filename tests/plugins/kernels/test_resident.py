@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.builder.native import nvrtc  # noqa: E402
-from spark_engine.kernel import TARGETS, Launch, Scalar, Target  # noqa: E402
+from spark_engine.kernel import TARGETS, Attrs, Launch, Scalar, Target  # noqa: E402
 from spark_engine.plugins import registry  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from tests.repository import ROOT, files  # noqa: E402
@@ -60,12 +60,13 @@ def _taken(text: str, macros: Mapping[str, str]) -> str:
 
 def is_cut(launch: Launch) -> bool:
     """Whether a piece of the launch's work begins inside a tile, as `Problem::begin` cuts it."""
-    m, n, k = (int(a.value) for a in launch.args if isinstance(a, Scalar))
+    numbers = (a for a in launch.args if isinstance(a, Scalar) and a.kind == "i32")
+    m, n, k = (int(a.value) for a in numbers)
     macros = {name: int(value) for name, value in launch.defines}
     if macros.get("BAND"):
         return False  # blocks take whole tiles in turn
     unit = {"linear": 64, "fp8_linear": 128, "fp8_block_linear": 128, "nvfp4_linear": 64}
-    unit |= {"nvfp4_linear_a4": 128, "int4_linear": 64}  # bytes, elements
+    unit |= {"nvfp4_linear_a4": 128, "int4_linear": 64, "linear_bias": 64}  # bytes, elements
     of_tile = -(-k // unit[launch.symbol]) // macros["CUT"]
     line = -(-n // macros["BLOCK_N"]) * -(-m // macros["BLOCK_M"]) * of_tile
     blocks = launch.grid[0]
@@ -103,6 +104,7 @@ def test_blocks_wait_for_others_by_one_function_only() -> None:
 # Of each source that waits, a node's operands after packing: x [m, k] and weights of n rows.
 OPERANDS = {
     "linear": lambda m, n, k: [(DType.BF16, m, k), (DType.BF16, n, k)],
+    "linear_bias": lambda m, n, k: [(DType.BF16, m, k), (DType.BF16, n, k), (DType.F32, n)],
     "fp8_linear": lambda m, n, k: [
         (DType.U8, m, k), (DType.U8, n, k), (DType.F32,), (DType.F32, n)
     ],
@@ -135,13 +137,14 @@ def test_the_sources_that_wait_are_tried_below() -> None:
 @pytest.mark.parametrize("name", OPERANDS)
 def test_every_launch_that_waits_is_planned_as_such(name: str, target: Target) -> None:
     seen = Counter[tuple[str, bool, bool]]()
+    attrs: Attrs = {"gelu": ""} if name == "linear_bias" else {"dtype": "bf16"}
     for (n, k), m in product(SERVED, (1, 8, 33, 128, 300, 2048)):
         shapes = OPERANDS[name](m, n, k)
         specs = tuple(TensorSpec(f"s{i}", d, tuple(dims)) for i, (d, *dims) in enumerate(shapes))
         for tactic in registry.get(name).cuda.tactics:
-            if tactic.refuse({"dtype": "bf16"}, specs, target) is not None:
+            if tactic.refuse(attrs, specs, target) is not None:
                 continue
-            (launch,) = tactic.plan({"dtype": "bf16"}, specs, target).launches
+            (launch,) = tactic.plan(attrs, specs, target).launches
             if not waits(launch.source or tactic.source, dict(launch.defines)):
                 assert not launch.resident, launch
                 continue

@@ -3,9 +3,11 @@
 import hashlib
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from spark_engine.interface import DECODE, PREFILL, Limits, drafts_of, verify_fa
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.plan import StepPlan
 from spark_engine.runtime.engine.policy import prefix_admission
+from spark_engine.runtime.engine.policy.draft_depth import HEAD, TEXT, DraftDepth, Ints
 from spark_engine.runtime.engine.policy.image_rows import ImageRows
 from spark_engine.runtime.engine.policy.pacing import (
     BALANCED,
@@ -37,7 +40,7 @@ from spark_engine.runtime.executors.memory import Snapshot
 from spark_engine.vision import Image
 from tests.runtime.engine import automaton
 from tests.runtime.engine.invariants import check_engine, check_idle
-from tests.runtime.fake_executor import VISION_INFO, VOCAB, build_fake, poison_free
+from tests.runtime.fake_executor import HEADLESS, VISION_INFO, VOCAB, build_fake, poison_free
 
 MOST_PASSED = -(-340 // 64)  # tiles that go before those of the longest sequence
 BOUNDED = (
@@ -76,7 +79,7 @@ class Arrival:
 class Trace:
     """One engine and what happens to it. `depths`: a seed of the k of every round, or None.
     `invariant`: it takes over only what prefill made. `short`: before these steps the host's memory
-    turns short, or is so no more."""
+    turns short, or is so no more. `listed`: ids that its head may draft."""
 
     limits: Limits
     decode: tuple[int, ...]
@@ -86,6 +89,7 @@ class Trace:
     depths: int | None = None
     invariant: bool = False
     short: tuple[int, ...] = ()
+    listed: int = VOCAB
 
 
 @st.composite
@@ -137,6 +141,7 @@ def traces(draw: st.DrawFn, most_drafts: int = 0) -> Trace:
         bias_slots=8,
         top_logprobs=3,
         drafts=draw(st.integers(1, most_drafts)) if most_drafts else 0,
+        suffix=draw(st.sampled_from((0, HEADLESS, 2))) if most_drafts else 0,
         snapshots=draw(st.sampled_from((0, 1, 2, 5, 30))),
     )
     options = EngineOptions(
@@ -153,6 +158,7 @@ def traces(draw: st.DrawFn, most_drafts: int = 0) -> Trace:
         options,
         tuple(draw(st.lists(arrivals(capacity(limits) - 1), min_size=1, max_size=9))),
         draw(st.one_of(st.none(), st.integers(0, 2**32))) if most_drafts else None,
+        listed=draw(st.sampled_from((VOCAB, VOCAB, VOCAB // 2, 3))) if most_drafts else VOCAB,
         short=draw(st.sampled_from(((), (), (), (20,), (9, 30, 60)))),
     )
 
@@ -172,6 +178,7 @@ def forks(draw: st.DrawFn) -> Trace:
         top_logprobs=3,
         drafts=drafts,
         snapshots=draw(st.sampled_from((1, 3, 8, 30))),
+        suffix=draw(st.sampled_from((0, HEADLESS, 2))) if drafts else 0,
     )
     stems = [tuple((n + i * (3 + n) + i // 7) % VOCAB for i in range(400)) for n in (0, 1)]
     made = []
@@ -298,7 +305,8 @@ def solo(engine: Engine, request: Request) -> list[Event]:
 
 
 def replay(trace: Trace) -> tuple[Watch, dict[int, Arrival]]:
-    loaded = build_fake(trace.limits, trace.decode, trace.prefill, poison_rate=POISON_RATE)
+    more = trace.limits, trace.decode, trace.prefill
+    loaded = build_fake(*more, poison_rate=POISON_RATE, listed=trace.listed)
     # Without a seed of k the engine chooses, and verifying costs it little.
     costs = {key: 10.0 + drafts_of(key[0]) for key in loaded.executors}
     options = replace(trace.options, grammars=automaton.Automaton)
@@ -363,7 +371,7 @@ def check_trace(trace: Trace) -> None:
 
 
 def compare_with_solo_runs(trace: Trace, watch: Watch, arrived: dict[int, Arrival]) -> None:
-    limits = replace(trace.limits, drafts=0, snapshots=0)
+    limits = replace(trace.limits, drafts=0, snapshots=0, suffix=0)
     plain = build_fake(limits, (1,), (1,), lazy=False, poison_rate=POISON_RATE)
     options = EngineOptions(swap_bytes=0, grammars=automaton.Automaton)
     alone = automaton.at_once(Engine(plain, options))
@@ -465,7 +473,17 @@ def test_traces_with_images_equal_solo_runs(
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_page_pressure_preempts_and_loses_nothing(swap_bytes: int, depth: int, drafts: int) -> None:
     """Sixteen long sequences over pages for four; the kinds of preemption are seen."""
-    limits = Limits(8, 340, 40, VOCAB, page_size=16, bias_slots=8, top_logprobs=3, drafts=drafts)
+    trace = pressing(depth, swap_bytes, drafts)
+    check_trace(trace)
+    watch, _ = replay(trace)
+    stats = watch.engine.stats()
+    assert (stats["preempted_swap"] != 0) == (swap_bytes > 0)
+    assert (stats["preempted_recompute"] != 0) == (swap_bytes < 1 << 30)
+    assert bool(sum(stats["accepted_by_position"])) == bool(drafts)  # type: ignore[call-overload]
+
+
+def pressing(depth: int, swap_bytes: int, drafts: int, suffix: int = 0) -> Trace:
+    limits = Limits(8, 340, 40, VOCAB, 16, 8, 3, drafts=drafts, suffix=suffix)
     arrivals = tuple(
         Arrival(
             Request(
@@ -479,13 +497,25 @@ def test_page_pressure_preempts_and_loses_nothing(swap_bytes: int, depth: int, d
         for i in range(16)
     )
     options = EngineOptions(depth=depth, swap_bytes=swap_bytes)
-    trace = Trace(limits, (1, 2, 4, 8), (1, 2, 4), options, arrivals)
-    check_trace(trace)
-    watch, _ = replay(trace)
-    stats = watch.engine.stats()
-    assert (stats["preempted_swap"] != 0) == (swap_bytes > 0)
-    assert (stats["preempted_recompute"] != 0) == (swap_bytes < 1 << 30)
-    assert bool(sum(stats["accepted_by_position"])) == bool(drafts)  # type: ignore[call-overload]
+    return Trace(limits, (1, 2, 4, 8), (1, 2, 4), options, arrivals)
+
+
+@pytest.mark.parametrize("suffix", [HEADLESS, 2])
+def test_the_text_drafts_under_page_pressure_and_changes_no_token(
+    monkeypatch: pytest.MonkeyPatch, suffix: int
+) -> None:
+    """Without a head, and in place of one where it matches: drafts of both kinds are verified, and
+    those that no source made are not counted."""
+    kept, inner = Counter[int](), DraftDepth.observe
+
+    def observe(depth: DraftDepth, slots: Ints, offered: Ints, accepted: Ints) -> None:
+        kept.update(dict.fromkeys((HEAD, TEXT), 0))
+        kept.update(np.repeat(depth._source[slots], accepted).tolist())
+        inner(depth, slots, offered, accepted)
+
+    monkeypatch.setattr(DraftDepth, "observe", observe)
+    check_trace(pressing(1, 6_000, 5, suffix))
+    assert kept[TEXT] > 9 and (kept[HEAD] > 100) == (suffix != HEADLESS), kept
 
 
 def test_drafts_are_kept_as_often_as_the_head_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -517,6 +547,45 @@ def test_drafts_are_kept_as_often_as_the_head_is_right(monkeypatch: pytest.Monke
         assert sum(event.accepted for event in last.values()) == sum(kept)
         assert counts.sampled == 12 * 150 and counts.surplus_rows == 0
         assert counts.steps < 12 * 150 / 4 / (1.6, 2.2, 2.6)[(1, 3, 7).index(most)]
+
+
+def test_text_outside_a_shortlist_is_drafted_less_and_stays_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine sees that fewer drafts are kept, and makes fewer: nearly none where they cost more
+    than they bring."""
+    monkeypatch.setattr(StepCosts, "ran", lambda costs, bucket, microseconds: None)
+    limits = Limits(4, 340, 199, VOCAB, page_size=8, bias_slots=8, top_logprobs=5, drafts=3)
+    said, depths, shares = [], [], []
+    for listed in (VOCAB, VOCAB // 2, VOCAB // 8):
+        loaded = build_fake(limits, (1, 2, 4), (1, 2), listed=listed)
+        costs = {key: 10.0 + 3 * drafts_of(key[0]) for key in loaded.executors}
+        engine = Engine(replace(loaded, costs=costs), EngineOptions(depth=1))
+        for i in range(8):
+            params = SamplingParams(
+                max_tokens=250, ignore_eos=True, seed=i, draft_counts=i % 2 == 0
+            )
+            engine.submit(Request((i, 7, 9), params))
+        events: dict[int, list[Event]] = {}
+        while not engine.idle:
+            for event in engine.step():
+                events.setdefault(event.request_id, []).append(event)
+        counts = engine._loop.counts
+        said.append([[e.token for e in events[i]] for i in sorted(events)])
+        rounds = counts.rounds_by_k
+        depths.append(sum(k * n for k, n in rounds.items()) / sum(rounds.values()))
+        shares.append(counts.accepted_by_position[0] / counts.drafts_by_position[0])
+        (source,) = counts.by_source
+        whole, ends = counts.by_source[source], [events[i][-1] for i in sorted(events)]
+        assert source == "mtp" and whole.verified == counts.drafts_by_position
+        assert whole.kept == counts.accepted_by_position
+        for i, end in enumerate(ends):  # those that asked have their own
+            own = None if end.by_source is None else end.by_source[source]
+            assert (own is None) == bool(i % 2)
+            assert own is None or (sum(own.verified), sum(own.kept)) == (end.drafted, end.accepted)
+    assert said[0] == said[1] == said[2]
+    assert 0.65 < shares[0] < 0.85 and shares[0] > 1.5 * shares[1] > 3 * shares[2]
+    assert depths[0] > 1.5 and depths[2] < 0.3, depths
 
 
 def test_drafts_of_a_sequence_that_had_ended_are_not_counted() -> None:

@@ -147,7 +147,7 @@ def test_a_library_that_is_missing_is_named(module: Any, nccl: FakeNccl, two: Ra
         raise RuntimeError('Failure finding "libnccl.so.2"')
 
     nccl.get_unique_id = missing  # type: ignore[method-assign]
-    with pytest.raises(ExecutorError, match=r"libnccl.so.2.*pip install .*'spark-engine\[nccl\]'"):
+    with pytest.raises(ExecutorError, match=r"libnccl.so.2.*install .*nccl4py"):
         module.Nccl(two.gpus[0], two.comms[0])
 
 

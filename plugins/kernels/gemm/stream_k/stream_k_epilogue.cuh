@@ -4,6 +4,8 @@
 // block of the first part adds the second. Of a tile cut in more, each block adds every so-many-th
 // group of 8 columns. Partial sums pass through f32 slots in global memory, warp by warp, and are
 // added in ascending k: results do not depend on timing.
+// GELU, if given: factors are added, as biases; then gelu (1: tanh's approximation, 2: by erf; 0:
+// none), and with RESIDUAL the bf16 of the problem's `residual`.
 #pragma once
 #include "common/store_fragment.cuh"
 #include "gemm/stream_k/stream_k_producer.cuh"
@@ -113,6 +115,60 @@ struct Factors {
   DEVICE float2 of(int mt) const { return WARP_TILES == 1 ? early : fetch(mt); }
 };
 
+#ifdef GELU
+// x · Φ(x), or its approximation by tanh. 1 − erf within 1.5e-7 (Abramowitz & Stegun 7.1.26).
+DEVICE float gelu(float x) {
+  if (GELU == 1) {
+    const float u = 1.5957691216f * fmaf(0.044715f * x * x, x, x);
+    return __fdividef(x, 1.0f + __expf(-u));
+  }
+  if (GELU == 2) {
+    const float z = fabsf(x) * 0.7071067812f, t = __fdividef(1.0f, fmaf(0.3275911f, z, 1.0f));
+    float tail = fmaf(fmaf(1.061405429f, t, -1.453152027f), t, 1.421413741f);
+    tail = 0.5f * x * fmaf(fmaf(tail, t, -0.284496736f), t, 0.254829592f) * t * __expf(-z * z);
+    return x < 0.0f ? tail : x - tail;
+  }
+  return x;
+}
+#endif
+
+// The sums of a fragment, with a lane's two factors.
+DEVICE void apply(float (&s)[4], const float2& factor) {
+#ifdef GELU
+  s[0] = gelu(s[0] + factor.x), s[1] = gelu(s[1] + factor.x);
+  s[2] = gelu(s[2] + factor.y), s[3] = gelu(s[3] + factor.y);
+#else
+  s[0] *= factor.x, s[1] *= factor.x, s[2] *= factor.y, s[3] *= factor.y;
+#endif
+}
+
+#if RESIDUAL
+// Of a fragment: as pairs are stored, or with RAGGED as a lane holds its sums.
+DEVICE uint2 load_residual(const Problem& p, int n0, int m0) {
+  const int g = lane_id() >> 2, t = lane_id() & 3;
+  if (RAGGED) {
+    u32 pairs[2] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = m0 + 2 * t + (i & 1), n = n0 + g + (i & 2) * 4;
+      if (row < p.m && n < p.n)
+        pairs[i / 2] |= (u32)__ldcg(p.residual + (u64)row * p.n + n) << (i & 1) * 16;
+    }
+    return make_uint2(pairs[0], pairs[1]);
+  }
+  if (m0 + g >= p.m) return make_uint2(0, 0);
+  const u32* from = (const u32*)p.residual + ((u64)(m0 + g) * p.n + n0) / 2 + t;
+  return make_uint2(__ldcg(from), __ldcg(from + 4));
+}
+
+DEVICE void add_residual(float (&s)[4], const uint2& pairs) {
+  const u32 low = RAGGED ? pairs.x : transpose_matrix<true>(pairs.x);
+  const u32 high = RAGGED ? pairs.y : transpose_matrix<true>(pairs.y);
+  s[0] += low_bf16(low), s[1] += high_bf16(low), s[2] += low_bf16(high), s[3] += high_bf16(high);
+}
+constexpr int FETCHED = NJ < 8 ? NJ : 8;  // fragments of residuals in flight at once
+#endif
+
 template <class Finish>
 DEVICE void write_tile(const Problem& p, const Corner& at, void* out, Sums& sums,
                        const Factors<Finish>& factors) {
@@ -121,11 +177,20 @@ DEVICE void write_tile(const Problem& p, const Corner& at, void* out, Sums& sums
     const int n0 = at.n + m16_of(mt) * 16;
     if (n0 >= p.n) continue;
     const float2 factor = factors.of(mt);
+#if RESIDUAL
+    uint2 residuals[FETCHED];
+#endif
 #pragma unroll
     for (int j = 0; j < NJ; ++j) {
       float (&s)[4] = sums[mt][j];
-      s[0] *= factor.x, s[1] *= factor.x, s[2] *= factor.y, s[3] *= factor.y;
+      apply(s, factor);
       const int m0 = at.m + warp_m() + j * 8;
+#if RESIDUAL
+      if (j % FETCHED == 0)
+#pragma unroll
+        for (int i = 0; i < FETCHED; ++i) residuals[i] = load_residual(p, n0, m0 + i * 8);
+      add_residual(s, residuals[j % FETCHED]);
+#endif
       if (m0 < p.m) store_fragment(p, out, n0, m0, s);
     }
   }
@@ -168,8 +233,13 @@ DEVICE void fix_up_tile(const Problem& p, u32 tile, void* out, const Finish& fin
       const int n0 = at.n + m16_of(mt) * 16;
       if (n0 < p.n) {
         const float2 factor = factors.of(mt);
-        const float s[4] = {sum.x * factor.x, sum.y * factor.x, sum.z * factor.y, sum.w * factor.y};
-        store_fragment(p, out, n0, at.m + warp_m() + (i - mt * columns) * 8, s);
+        float s[4] = {sum.x, sum.y, sum.z, sum.w};
+        apply(s, factor);
+        const int m0 = at.m + warp_m() + (i - mt * columns) * 8;
+#if RESIDUAL
+        add_residual(s, load_residual(p, n0, m0));
+#endif
+        store_fragment(p, out, n0, m0, s);
       }
       part = 0, i += parts;
     }

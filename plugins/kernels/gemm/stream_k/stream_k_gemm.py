@@ -16,7 +16,7 @@ from spark_engine.kernel import Attrs, Early, Pack, Plan, Scratch, Target
 from spark_engine.plugins.formats import linear_layout as wt
 from spark_engine.plugins.formats.linear_layout import KSLAB, M16, PANEL
 from spark_engine.plugins.formats.weight_packing import padded
-from spark_engine.plugins.launch import Kernel, Node
+from spark_engine.plugins.launch import Kernel, Macros, Node
 from spark_engine.tensors import Array, DType, TensorSpec
 
 BLOCK_MS = (8, 16, 32, 64, 128)
@@ -42,6 +42,7 @@ class StreamKForm:
     x_scale_bytes: int = 0  # of an activation row's k-slab; 4: an f32, and weights have one too
     k: str = "K"  # of the problem, in the op's dimensions
     held: int = 9  # m16 tiles that one of 16 skinny warps holds, whatever the rows, without spills
+    more: Callable[[Node], Macros] = lambda node: {}  # macros of stream-K's epilogue
 
     @property
     def kernel(self) -> Kernel:
@@ -228,7 +229,7 @@ def plan(
     cut = cut_of(tile.block_n, problem, form, target)
     line = tiles * slabs // cut
     blocks = min(tiles, target.sms) if band else blocks_for(line, form, target)
-    macros = {
+    macros: dict[str, int | float] = {
         "BLOCK_N": tile.block_n,
         "BLOCK_M": tile.block_m,
         "WARP_TILES": tile.warp_tiles,
@@ -247,6 +248,7 @@ def plan(
         macros["WARPS_M"] = tile.warps_m
     if node.number("by_token"):
         macros["BY_TOKEN"] = 1
+    macros |= form.more(node)
     partial = 256 if band else 2 * blocks * tile.block_n * tile.block_m * 4
     arrived = Scratch(2 * blocks * tile.warps * 4, zeroed=True)
     node = node.with_scratch(partial=partial, arrived=arrived)

@@ -63,6 +63,9 @@ struct Problem {
 #ifdef BY_TOKEN
   const float* token_scales;  // [m]
 #endif
+#ifdef GELU
+  const u16* residual;  // [m, n] with RESIDUAL
+#endif
   int rows;         // n, filled up to whole m16 tiles
   int stages;       // of a tile
   int batch_tiles;  // tiles that share weights

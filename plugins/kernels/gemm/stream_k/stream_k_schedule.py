@@ -36,7 +36,8 @@ class Line:
     def of(cls, plan: Plan) -> Line:
         """Of the plan's one launch."""
         (launch,) = plan.launches
-        m, n, k = (int(a.value) for a in launch.args if isinstance(a, Scalar))
+        numbers = (a for a in launch.args if isinstance(a, Scalar) and a.kind == "i32")
+        m, n, k = (int(a.value) for a in numbers)
         macros = {name: int(value) for name, value in launch.defines}
         m_tiles, block_n = -(-m // macros["BLOCK_M"]), macros["BLOCK_N"]
         tiles = -(-n // block_n) * m_tiles

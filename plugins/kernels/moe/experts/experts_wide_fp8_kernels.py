@@ -87,7 +87,7 @@ def cost_fp8(node: Node) -> float:
     p, target = Problem.of(node), node.target
     read = 1.25 * p.hit * p.expert_bytes / target.bandwidth
     multiply = 6 * p.pairs * p.hidden * p.inner / (0.6 * target.bf16_flops)
-    rows = p.hidden + (2 * p.inner if p.kind == "fp8_channel" else 0)  # of 4 bytes, written and read
+    rows = p.hidden + (2 * p.inner if p.kind == "fp8_channel" else 0)  # of f32, written, read
     return max(read, multiply) + 4 * p.pairs * rows / target.bandwidth + 30e-6
 
 

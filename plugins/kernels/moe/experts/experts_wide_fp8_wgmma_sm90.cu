@@ -1,11 +1,11 @@
 // Grouped GEMM of experts in FP8, many tokens: y = Σ_e weight_e · w2_e(silu(gate_e(x)) · up_e(x)).
 // sm_90a. QUANT 2: scales of 128 x 128 blocks (times: docs/results/layouts_h100.md). QUANT 4: of
-// rows (emulated, not yet run).
+// rows (emulated, not yet run; log/moe/experts_wide_wgmma_sm90.md).
 //
 // Launches: moe_count and moe_sort cut the pairs (token, expert) into tiles of up to BLOCK_M tokens
 // of one expert; quantise_rows makes e4m3 rows with a scale for each 128 columns, or one a row;
-// wide_up and wide_down multiply; moe_combine adds a token's experts. In blocks wide_up quantises h:
-// its block of work is the 128 columns of a scale. By rows h is f32, and quantise_inner follows.
+// wide_up and wide_down multiply; moe_combine adds a token's experts. In blocks wide_up quantises
+// h: its block of work has the 128 columns of a scale. By rows quantise_inner does it.
 // Work: a tile of tokens (wgmma's N, 8 … BLOCK_M) times four panels of 64 weight rows (wgmma's M, a
 // lane's 16 bytes are fragments). The products of 128 k add up in separate registers, then the
 // scales bring them into the sum. Persistent blocks: four consumer warpgroups, a panel each, and
@@ -34,8 +34,8 @@ struct Wide {
 
 using PipelineState = RingPlace<DEPTH>;
 
-// Quantised rows [rows, K] with scales [rows, K / 128] (BY_ROW: [rows]), by token for x, by place in
-// `order` for h.
+// Quantised rows [rows, K] with scales [rows, K / 128] (BY_ROW: [rows]), by token for x, by place
+// in `order` for h.
 struct Rows {
   const u8* codes;
   const float* scales;

@@ -125,6 +125,10 @@ export class Live {
     if (values.drafts) {
       rows.push(["Drafts accepted", percent((100 * values.kept) / values.drafts)]);
       rows.push(["Tokens per round", count(values.perRound)]);
+      for (const [source, { verified, kept }] of Object.entries(values.bySource)) {
+        const shares = kept.map((n) => (n / verified[0]).toFixed(2));
+        if (verified[0]) rows.push([`Kept per round, by position (${source})`, shares.join(" + ")]);
+      }
     }
     this.totals.replaceChildren(...rows.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
   }

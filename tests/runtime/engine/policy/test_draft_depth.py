@@ -189,6 +189,33 @@ def test_a_fixed_depth_is_the_largest_that_any_row_can_use_whatever_it_costs() -
     assert DraftDepth((ROWS,), known, SLOTS, fixed=True).choose([request(0)]) == 0
 
 
+def test_a_text_that_matches_is_drafted_from_at_once_and_each_source_has_its_own_rates() -> None:
+    """Bad drafts of the head do not hold back those of the text, nor these those; without
+    a match and a head nothing is drafted."""
+    one, none = np.array([0]), np.array([0])
+    for headless in (False, True):
+        depth = DraftDepth((ROWS, *(ROWS,) * MOST), StepCosts(costs(100, 105, 110, 115)), SLOTS,
+                           headless=headless)  # fmt: skip
+        rounds = Rounds(depth, [0.0])
+        assert set(rounds.run(120)[60:]) <= ({0} if headless else {0, 3})
+        depth.drafted(one, 0, np.array([9]))
+        assert depth.held(rounds.seqs[0]) == MOST and depth.choose(rounds.seqs) == MOST
+        for _ in range(30):
+            depth.observe(one, np.array([MOST]), none)
+        assert depth.choose(rounds.seqs) == 0
+        depth.drafted(one, 2, none)
+        assert depth.held(rounds.seqs[0]) == 0 and depth._drafted[0] == (0 if headless else 2)
+        seen = depth._seen.copy()
+        depth.observe(
+            one, np.array([MOST]), none
+        )  # the first of 2 drafts was wrong, or there was none
+        assert (depth._seen[:, 0] != seen[:, 0]).any() == (not headless)
+        depth.drafted(one, 0, np.array([9]))
+        depth.forget(0)
+        assert not depth._seen[:, 0].any() and depth._drafted[0] == MOST
+        assert depth.held(rounds.seqs[0]) == 0
+
+
 def test_two_more_tokens_are_not_worth_a_first_round_of_drafts() -> None:
     """The first round gives one token in any case, and the second ends it."""
     depth = make(costs(100, 120, 140, 160))

@@ -124,6 +124,7 @@ SHARED: Mapping[str, Row] = {
     "truncate_prompt_tokens": (2, lambda a: len(a.request.prompt) == 2),
     "priority": _refused(3, "--allow-priority"),
     "drafts": _param(0, "drafts"),  # which is not none
+    "return_draft_counts": _param(True, "draft_counts"),
     "cache_salt": ("mine", lambda a: len(a.request.salt) == 16),
     "prompt_logprobs": (1, lambda a: a.request.constraint is not None and a.params.logprobs == 1),
     "response_format": _bound(FORM),
@@ -213,6 +214,7 @@ RESPONSES: Mapping[str, Row] = {
     **{name: SHARED[name] for name in ("temperature", "top_p", "top_k", "min_p", "seed")},
     "priority": SHARED["priority"],
     "drafts": _param(2, "drafts"),
+    "return_draft_counts": _param(True, "draft_counts"),
     "cache_salt": SHARED["cache_salt"],
     "stop": ("l", lambda a: a.answer["status"] == "completed"),
     "top_logprobs": _param(2, "logprobs"),
@@ -284,6 +286,7 @@ MESSAGES: Mapping[str, Row] = {
     **{name: SHARED[name] for name in ("temperature", "top_p", "top_k", "min_p", "seed")},
     "priority": SHARED["priority"],
     "drafts": _param(2, "drafts"),
+    "return_draft_counts": _param(True, "draft_counts"),
     "cache_salt": SHARED["cache_salt"],
 }
 APIS: Mapping[str, tuple[str, Mapping[str, Row], dict[str, Any]]] = {

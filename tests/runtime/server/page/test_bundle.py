@@ -6,10 +6,12 @@ import json
 import re
 from os.path import normpath
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from spark_engine.runtime.engine.draft_counts import DraftCounts
 from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.engine_client.ipc import Stats
 from spark_engine.runtime.server.http.app import create_app
@@ -178,7 +180,10 @@ def test_words_stand_out_from_what_is_behind_them(theme: int) -> None:
 
 def test_the_plots_read_what_the_server_says() -> None:
     metrics = service(FakeClient(), None, drafts=2).metrics
-    said = live(metrics, Stats(drafts_by_position=[4, 3], accepted_by_position=[3, 1]), drafts=2)
+    counts: Any = {"drafts_by_position": [4, 3], "accepted_by_position": [3, 1]}
+    stats = Stats(**counts, by_source={"mtp": DraftCounts([4, 3], [3, 1])})
+    said = live(metrics, stats, drafts=2)
+    assert said["bySource"] == {"mtp": {"verified": [4, 3], "kept": [3, 1]}}
     text = (FOLDER / "live.js").read_text()
     read = set(re.findall(r'seen\.\w+\(((?:"\w+"(?:, )?)+)', text))
     names = {name for row in read for name in re.findall(r'"(\w+)"', row)}

@@ -218,7 +218,12 @@ def test_a_stop_string_over_token_edges_ends_the_answer(server: Running) -> None
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_round_of_tokens_is_one_chunk(server: Running, chat: bool) -> None:
     before = _metrics(server)
-    body: dict[str, Any] = {"max_tokens": 11, "return_token_ids": True, "n": 2}
+    body: dict[str, Any] = {
+        "max_tokens": 11,
+        "return_token_ids": True,
+        "n": 2,
+        "return_draft_counts": True,
+    }
     body |= {"messages": [{"role": "user", "content": "ROUND"}]} if chat else {"prompt": "ROUND"}
     body |= {"logprobs": True, "top_logprobs": 2} if chat else {"logprobs": 2}
     url = server.url + ("/v1/chat/completions" if chat else "/v1/completions")
@@ -226,7 +231,8 @@ def test_a_round_of_tokens_is_one_chunk(server: Running, chat: bool) -> None:
     options = {"include_usage": True}
     lines = patient.post(url, json={**body, "stream": True, "stream_options": options}).text
     chunks = [json.loads(line[6:]) for line in lines.split("\n\n") if line.startswith("data: {")]
-    details = {"accepted_prediction_tokens": 16, "rejected_prediction_tokens": 8}
+    details: dict[str, Any] = {"accepted_prediction_tokens": 16, "rejected_prediction_tokens": 8}
+    details["drafts"] = {"mtp": {"verified": [8, 8, 8], "kept": [8, 8, 0]}}
     for usage in (whole["usage"], chunks.pop()["usage"]):
         assert usage["completion_tokens"] == 22
         assert usage["completion_tokens_details"] == details
@@ -249,7 +255,8 @@ def test_a_round_of_tokens_is_one_chunk(server: Running, chat: bool) -> None:
         keys = {f'{prefix}{name}{{model_name="fake"}}': n for name, n in wanted.items()}
         name = prefix + "spec_decode_num_accepted_tokens_per_pos_total"
         for i, n in enumerate((16, 16, 0)):
-            keys[f'{name}{{model_name="fake",position="{i}"}}'] = n
+            source = ',source="mtp"' if prefix == "spark:" else ""
+            keys[f'{name}{{model_name="fake",position="{i}"{source}}}'] = n
         for key, more in keys.items():
             assert after[key] - before.get(key, 0) == more, key
     key = 'spark:rounds_total{drafts="3",model_name="fake"}'

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from spark_engine.interface import Limits
+from spark_engine.runtime.engine.draft_counts import DraftCounts
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.common import (
@@ -139,9 +140,10 @@ def test_messages_between_the_processes_survive_transport() -> None:
     assert tuple(decode_command(encode(c)) for c in commands) == commands
     got = commands[0].request()
     assert tuple(got.prompt) == asked.prompt and replace(got, prompt=asked.prompt) == asked
-    ended = Event(2, finish=FinishReason.STOP, drafted=9, accepted=4)
+    own = {"mtp": DraftCounts([3, 2], [2, 1])}
+    ended = Event(2, finish=FinishReason.STOP, drafted=9, accepted=4, by_source=own)
     events = [Event(1, 5, -0.5, ((5, -0.5), (6, -1.0))), ended]
-    drafts: Any = {"drafts_by_position": [3, 2], "rounds_by_k": {0: 4, 2: 3}}
+    drafts: Any = {"drafts_by_position": [3, 2], "rounds_by_k": {0: 4, 2: 3}, "by_source": own}
     stats = Stats(running=3, buckets={"decode_1": 2}, **drafts)
     reports = (StepReport(events, stats), Ready(INFO))
     assert tuple(decode_report(encode(r)) for r in reports) == reports

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from spark_engine.runtime.engine.masks import _too_long
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.runtime.server.engine_client.client import EngineClient, Mailbox, Started
 from spark_engine.runtime.server.operation.metrics import Metrics
+from spark_engine.runtime.server.replies.errors import error_response
 from spark_engine.runtime.server.service import deadline as deadline_module
 from spark_engine.runtime.server.service.deadline import Deadline, QueuedTooLong, TimedOut
 from spark_engine.runtime.server.service.generation import (
@@ -58,6 +60,14 @@ def test_one_choice_that_fails_cancels_the_others(tokenizer: Tokenizer) -> None:
     with pytest.raises(GenerationFailed, match="not finite"):
         _run(client, tokenizer, ".", 3)
     assert client.cancelled == [0, 1, 2]
+
+
+def test_a_grammar_that_is_too_slow_is_no_error_of_the_server(tokenizer: Tokenizer) -> None:
+    client = FakeClient([Event(0, finish=FinishReason.ERROR, message=_too_long(10.0))])
+    with pytest.raises(GenerationFailed, match="longer than 10 s .*: send a smaller one") as found:
+        _run(client, tokenizer, ".")
+    status, body = error_response(found.value)
+    assert (status, body["error"]["code"]) == (503, "grammar_too_slow")
 
 
 @pytest.mark.usefixtures("_clock")

@@ -1,0 +1,177 @@
+"""Drafts what followed the last tokens of a row's sequence where they were before.
+
+The text of a row is the ids of its positions below starts + counts, in pages, and the slot's last
+token behind them. A place matches by n ids if the n that end there are the n that end the text;
+n counts up to MOST_MATCH, and an id below 0 equals none. The place with the most counts, the latest
+of equal ones, if at least `least` match there. Its drafts are the K ids after it; where the text
+ends the first of them follow again, so a repetition continues.
+
+`held` is the number of drafts that the head made in this round. With some a match of fewer than
+MOST_MATCH ids is only believed where its first draft is the head's. `matched` is the number of ids
+of the match, 0 without one; then the slot keeps the head's drafts, and the others are 0. A row
+without a token (slot −1, or count 0) changes no state.
+"""
+
+import numpy as np
+
+from spark_engine.interface import MOST_MATCH
+from spark_engine.named import Named
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Result
+from spark_engine.plugins.common import operands
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.sequence_tiles import over, page_ids, read_rows
+from spark_engine.plugins.kernels.drafts import match_drafts_kernels
+from spark_engine.plugins.launch import serve
+from spark_engine.plugins.ops.drafts import round_operands as rounds
+from spark_engine.plugins.ops.drafts.round_operands import UNITS, WILD
+from spark_engine.tensors import Array, DType, TensorSpec
+
+OPERANDS = (
+    rounds.ID_PAGES,
+    operands.PAGE_TABLE,
+    operands.LAST_TOKENS,
+    rounds.DRAFTS,
+    *operands.ROWS,
+)
+RESULTS = (
+    Result("matched", "i32[rows]"),
+    Result("drafts_out", "i32[S+1,K]", updates="drafts"),
+)
+
+
+def _check(node: Named) -> str | None:
+    least, held, most = node.number("least"), node.number("held"), node.dim("K")
+    if not 1 <= least <= MOST_MATCH:
+        return f"least is {least}; a match has 1 to {MOST_MATCH} ids"
+    return None if 0 <= held <= most else f"held is {held}; a slot has {most} drafts"
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The operands -> (matched, drafts_out), row by row."""
+    pages, table, last, drafts, slots, starts, counts = arrays
+    drafts, matched, size = drafts.copy(), np.zeros_like(slots), pages.shape[2]
+    held, most = int(attrs["held"]), drafts.shape[1]
+    for row, slot in enumerate(slots):
+        if slot < 0 or counts[row] == 0:
+            continue
+        end = int(starts[row] + counts[row])
+        at = np.arange(end)
+        text = [*pages[table[slot, at // size], 0, at % size, 0].tolist(), int(last[slot])]
+        length, place = max([_match(text, i) for i in range(end)], default=(0, 0))
+        following = [max(text[place + 1 + i % (end - place)], 0) for i in range(most if end else 0)]
+        sure = length >= MOST_MATCH or not held or following[0] == drafts[slot, 0]
+        if length >= int(attrs["least"]) and sure:
+            matched[row], drafts[slot] = length, following
+        else:
+            drafts[slot, held:] = 0
+    return matched, drafts
+
+
+def _match(text: list[int], place: int) -> tuple[int, int]:
+    """(ids that match at this place, the place)."""
+    length, most = 0, min(MOST_MATCH, place + 1)
+    while length < most and text[place - length] == text[-1 - length] >= 0:
+        length += 1
+    return length, place
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """The text against itself, moved by its end; a maximum over places; one ScatterND."""
+    f, node = Text(), OP.named(attrs, specs)
+    n, size, most = node.dim("rows"), node.dim("page"), node.dim("K")
+    longest = node.dim("MP") * size
+    rows = read_rows(f, "slots", "starts", "counts")
+    end = over(f, f("Clip", f("Add", rows.starts, rows.counts), 0, longest), [1])  # [rows, 1]
+    known = f("Gather", "id_pages", page_ids(f, rows, node.dim("P+1")))
+    known = f("Concat", f("Reshape", known, [n, longest]), np.zeros((n, 1), np.int32), axis=1)
+    places = np.arange(longest + 1)[None]
+    last = over(f, f("Gather", "last_tokens", rows.slots), [1])
+    text = f("Where", f("Equal", places, end), last, known)  # [rows, longest + 1]
+    back = f("Sub", end, np.arange(MOST_MATCH)[None])
+    key = f("GatherElements", text, f("Max", back, 0), axis=1)
+    key = f("Where", f("GreaterOrEqual", back, 0), key, np.int32(-1))
+    wide = f("Concat", np.full((n, MOST_MATCH), -1, np.int32), text, axis=1)
+    running, length = f("Less", places, end), f("Expand", np.int32(0), [1, 1])
+    for i in range(MOST_MATCH):  # `wide` moved by i ids; −1 equals none
+        own, first = f("Slice", key, [i], [i + 1], [1]), MOST_MATCH - i
+        moved = f("Slice", wide, [first], [first + longest + 1], [1])
+        same = f("And", f("Equal", moved, own), f("GreaterOrEqual", own, np.int32(0)))
+        running = f("And", running, same)
+        length = f("Add", length, f.cast(running, DType.I32))
+    enough = f("GreaterOrEqual", length, np.int32(node.number("least")))
+    score = f("Add", f("Mul", f.long(length), longest + 1), places)
+    best = f("ReduceMax", f("Where", enough, score, 0), [1], keepdims=1)
+    total, place = f("Div", best, longest + 1), f("Mod", best, longest + 1)  # [rows, 1]
+    period = f("Max", f("Sub", end, place), 1)
+    at = f("Add", f("Add", place, 1), f("Mod", np.arange(most)[None], period))
+    following = f("Max", f("GatherElements", text, f("Min", at, longest), axis=1), np.int32(0))
+    state, held = f("Gather", "drafts", rows.slots), node.number("held")
+    sure = f("GreaterOrEqual", total, MOST_MATCH if held else 0)
+    if held:
+        heads = (f("Slice", x, [0], [1], [1]) for x in (following, state))
+        sure = f("Or", sure, f("Equal", *heads))
+    live = over(f, f("Greater", rows.counts, 0), [1])
+    taken = f("And", f("And", f("Greater", total, 0), sure), live)
+    matched = f("Where", taken, total, 0)
+    f.cast(f("Squeeze", matched, [1]), DType.I32, out="matched")
+    kept = f("Where", (np.arange(most) < held)[None], state, np.int32(0))
+    target = f("Where", live, over(f, rows.slots, [1]), -1)
+    f("ScatterND", "drafts", target, f("Where", taken, following, kept), out="drafts_out")
+    return f.function("match_drafts", OP.inputs, OP.outputs)
+
+
+SLOTS, STARTS, COUNTS = (3, -1, 0, 6, 5, 1), (61, WILD, 0, 90, 18, 130), (4, 0, 1, 8, 0, 2)
+
+
+def _case(label: str, ids: int, least: int, held: int, page: int = 16, most: int = 7) -> Case:
+    """Texts of so few ids that parts of them repeat; two rows end with a copy of a part."""
+
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        pages, table = rounds.paged(rng, page, 140)
+        last = rng.integers(0, ids, UNITS + 1)
+        drafts = rng.integers(0, ids, (UNITS + 1, most))
+        for row, slot in enumerate(SLOTS):
+            end = STARTS[row] + COUNTS[row]
+            if slot < 0:
+                continue
+            text = rng.integers(0, ids, end + 1)
+            text[rng.integers(0, end + 1, end // 20)] = -1
+            if row in (3, 5):  # of which the head agrees with one
+                text[-20:] = text[20:40] = np.abs(text[20:40])
+                drafts[slot, 0] = abs(text[40]) + row - 3
+            text[-1] = last[slot] = abs(text[-1])
+            at = np.arange(end + 1)  # a draft that was rejected may have left any id at `end`
+            pages[table[slot, at // page], 0, at % page, 0] = text
+        last[-1], drafts[-1], drafts[:, held:] = -WILD, -WILD, -WILD
+        rows = [np.asarray(x, np.int32) for x in (SLOTS, STARTS, COUNTS)]
+        return (pages, table, *(np.asarray(x, np.int32) for x in (last, drafts)), *rows)
+
+    return Case(label, {"least": least, "held": held}, make, ignore=_without_scratch)
+
+
+def _without_scratch(outputs: tuple[Array, ...]) -> None:
+    outputs[1][-1] = 0
+
+
+CASES = (
+    _case("copies", 1000, 6, 0),
+    _case("copies, with the head", 1000, 6, 3),
+    _case("short matches", 5, 2, 0, 64),
+    _case("short matches, with the head", 3, 2, 1, most=3),
+    _case("one id again and again", 1, 6, 7),
+    _case("no match", 1 << 20, 16, 2),
+)
+OP = serve(
+    Op(
+        name="match_drafts",
+        operands=OPERANDS,
+        results=RESULTS,
+        attrs={"least": None, "held": None},
+        check=_check,
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    match_drafts_kernels.CANDIDATES,
+)
