@@ -86,8 +86,10 @@ class States(Protocol):
 class PrefixStore(States, Protocol):
     """States with prefixes that can be copied to a disk: this process has all that is in them."""
 
-    def save_prefix(self, row: int | None, pages: Iterable[int]) -> Snapshot:
-        """As `save`, but of the states by sequence alone, and no row of them without `row`."""
+    def save_prefix(
+        self, pages: Iterable[int], names: Collection[str] = (), row: int = 0
+    ) -> Snapshot:
+        """As `save`, but of the states by sequence with these names alone."""
 
 
 class TableSink(Protocol):
@@ -126,12 +128,11 @@ class HostStates:
             self.arrays[name][targets] = self.arrays[name][sources]
 
     def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
-        return self._save(self._by_slot, slot, pages)
+        return self.save_prefix(pages, self._by_slot, slot)
 
-    def save_prefix(self, row: int | None, pages: Iterable[int]) -> Snapshot:
-        return self._save(() if row is None else self._by_sequence, row or 0, pages)
-
-    def _save(self, names: Iterable[str], row: int, pages: Iterable[int]) -> Snapshot:
+    def save_prefix(
+        self, pages: Iterable[int], names: Collection[str] = (), row: int = 0
+    ) -> Snapshot:
         where = np.fromiter(pages, np.intp)
         rows = {name: self.arrays[name][row].copy() for name in names}
         return Snapshot(rows, {name: self.arrays[name][where] for name in self._by_page})

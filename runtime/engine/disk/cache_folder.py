@@ -1,7 +1,7 @@
 """A folder of pages and states that outlives its process: bounded, verified, of one process.
 
 A file's name is the digest of what its content depends on (the engine, the salt, all tokens so
-far). It holds MAGIC, a BLAKE2b digest of that name and the content, and the content, so a file that
+far). It holds MAGIC, a SHA-256 digest of that name and the content, and the content, so a file that
 is damaged, cut short or renamed is refused when it is read, and removed. One thread writes: to a
 temporary file, which then gets the name. Nothing waits for the disk to have written it: what a
 power failure leaves is refused like any damage. The first error of a write ends all writing.
@@ -20,18 +20,21 @@ import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from hashlib import blake2b
+from hashlib import sha256
 from pathlib import Path
+
+import numpy as np
 
 from spark_engine.errors import OptionError
 from spark_engine.tensors import Bytes
 
-MAGIC, DIGEST = b"sparkkv1", 32  # the format's version; bytes of a file's digest
-HEAD = len(MAGIC) + DIGEST
+MAGIC = b"sparkkv1"  # the format's version
+HEAD = len(MAGIC) + 32
+NODE = 24  # bytes of a node's digest
 BLOCK = 4096  # bytes: what a file takes is a multiple
-READERS = 4  # threads: one digests about 1 GB a second
+READERS = 4  # threads: one digests one to two GB a second
 TEMPORARY, LOCK = "writing.tmp", "lock"
-_NAME = re.compile(r"([0-9a-f]{40})(?:\.page|\.(\d{1,5})\.[0-9a-f]{32}\.state)")
+_NAME = re.compile(r"([0-9a-f]{48})(?:\.page|\.(\d{1,5})\.[0-9a-f]{32}\.state)")
 log = logging.getLogger(__name__)
 
 
@@ -40,7 +43,7 @@ class BadFile(Exception):
 
 
 def page_file(node: bytes) -> str:
-    """The name of a page's file; `node`: the digest of its path, 20 bytes."""
+    """The name of a page's file; `node`: the digest of its path."""
     return f"{node.hex()}.page"
 
 
@@ -95,9 +98,13 @@ class CacheFolder:
             self._coming.add(name)
         self._writer.submit(self._write, name, parts, size)
 
-    def read(self, name: str, size: int) -> Future[memoryview | None]:
-        """The content of `size` bytes; None if it was refused."""
-        return self._readers.submit(self._read, name, size)
+    def states_of(self, tag: bytes) -> list[str]:
+        """The files of states at nodes that start with the tag, the last used first."""
+        return [name for name in reversed(self._files) if re.match(f"{tag.hex()}.*state$", name)]
+
+    def read(self, name: str, size: int, more: int) -> Future[memoryview | None]:
+        """The content, of `size` bytes and at most so many more; None if it was refused."""
+        return self._readers.submit(self._read, name, size, more)
 
     def touch(self, names: Iterable[str]) -> None:
         """These were used just now, the last of them last."""
@@ -194,9 +201,9 @@ class CacheFolder:
                 self._coming.discard(name)
                 self._changed.notify_all()
 
-    def _read(self, name: str, size: int) -> memoryview | None:
+    def _read(self, name: str, size: int, more: int) -> memoryview | None:
         try:
-            return read_file(self.path / name, size)
+            return read_file(self.path / name, size, more)
         except (OSError, BadFile):
             self.refused += 1
             self._discard([name])
@@ -231,24 +238,25 @@ def write_file(folder: Path, name: str, parts: Iterable[Bytes]) -> None:
     os.replace(folder / TEMPORARY, folder / name)
 
 
-def read_file(path: Path, size: int) -> memoryview:
-    """The content, of `size` bytes. Raises BadFile or OSError."""
+def read_file(path: Path, size: int, more: int = 0) -> memoryview:
+    """The content, of `size` bytes and at most so many more. Raises BadFile or OSError."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # it waits for no pipe
     with open(os.open(path, flags), "rb") as file:
         about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode) or about.st_size != HEAD + size:
+        fits = 0 <= about.st_size - HEAD - size <= more
+        if not (stat.S_ISREG(about.st_mode) and fits):
             raise BadFile
-        data = bytearray(HEAD + size)
+        data = memoryview(np.empty(about.st_size, np.uint8))  # not zeroed first
         if file.readinto(data) != len(data):
             raise BadFile
-    content = memoryview(data)[HEAD:]
+    content = data[HEAD:]
     if data[:HEAD] != MAGIC + _digest(path.name, [content]):
         raise BadFile
     return content
 
 
 def _digest(name: str, pieces: Iterable[memoryview]) -> bytes:
-    found = blake2b(MAGIC + name.encode(), digest_size=DIGEST)
+    found = sha256(MAGIC + name.encode())
     for piece in pieces:
         found.update(piece)
     return found.digest()

@@ -1,12 +1,14 @@
 """The prefix cache of earlier processes: copies states and pages to a folder, and back from it.
 
-- What an ended request leaves is copied, as far as it has no file yet: the first state on its path
-  (the system message's), those that were resumed from, its last two, and the pages before them.
+- What a request that ended leaves is copied: the first state on its path, those that others resumed
+  from, its last two, and the pages before them; not what has a file already.
 - A request with a longer prefix in the folder than in memory waits until its pages and its state
   are in the prefix cache, LOAD_S at most. Then it is admitted and finds them like any others. What
   cannot be read costs only the hit.
-- The engine's thread copies STEP bytes at a time between two steps, and while requests run for a
-  share of its time; other threads read, write and digest, with AHEAD bytes queued for each at most.
+- An engine that starts reads what was used last, as far as memory is free, while no request runs.
+- The engine's thread copies STEP bytes at a time between two steps, a state that it reads at once,
+  and while requests run for a share of its time; other threads read, write and digest, with AHEAD
+  bytes queued for each at most.
 
 Knows nodes, states and their digests; knows no format of a file.
 """
@@ -16,15 +18,21 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 
+import msgspec
 import numpy as np
 
 from spark_engine.manifest import PAGE, SEQUENCE, StateInfo
-from spark_engine.runtime.engine.disk.cache_folder import CacheFolder, page_file, state_file
+from spark_engine.runtime.engine.disk.cache_folder import (
+    NODE,
+    CacheFolder,
+    page_file,
+    state_file,
+)
 from spark_engine.runtime.engine.policy.prefix_admission import PrefixAdmission
 from spark_engine.runtime.engine.policy.prefix_trie import CachedState, PageNode
 from spark_engine.runtime.engine.pool import Pool
@@ -33,45 +41,36 @@ from spark_engine.runtime.executors.memory import PrefixStore, Snapshot
 from spark_engine.tensors import Array
 
 DISK_BYTES = 32 << 30  # of the folder, where no option says more or less
-STEP = 32 << 20  # bytes
-ENDED = 256  # requests with states that are still to be copied; of more, the first lose theirs
+STEP, IDLE = 8 << 20, 8  # bytes while requests run, and times as many while none does
+ENDED = 256  # requests whose states are still to be copied; of more, those of the first are not
 AHEAD = 128 << 20  # bytes
+PATH = 16 << 20  # bytes of a state's path in its file, at most
 LOAD_S = 30.0  # seconds that a request waits for its prefix
 FLUSH_S = 4.0  # seconds of copying and writing at the end
 PAUSE = 0.002  # seconds that an engine without other work waits for a thread
-LOADING, SAVING = 3, 19  # of the engine's time while others run: a fourth, a twentieth
+LOADING, SAVING = 3, 19  # pauses in times of the copies: a fourth of the time, a twentieth
+FIRST = -1  # in place of a request's id: what is read at the start
+TAG = 4  # bytes of a node's digest that are the engine's
+
+# Of a state: its salt, the names of its pages, the tokens after them.
+_Path = tuple[bytes, list[bytes], bytes]
+_Work = Generator[None, None, None]  # each step takes a moment; it may be closed
 
 
-@dataclass(slots=True, eq=False)
-class _Load:
-    """A prefix that is being read: its files with their bytes, pages and then the state, if any.
+@dataclass(frozen=True, slots=True)
+class _Prefix:
+    """Pages by name, their files, and the file of the state that is `suffix` after them, if any."""
 
-    Attributes:
-        names: of all its pages, of which `have` are in the prefix cache, the last at `node`.
-        length: tokens of its state after the last page.
-        used: the names of all its files, the first page last.
-        held: pages that stay in use until the end.
-    """
-
-    seq: Request
+    salt: bytes
     names: list[bytes]
-    have: int
-    node: PageNode | None
-    files: list[tuple[str, int]]
-    length: int
-    used: list[str]
-    held: list[int]
-    asked: int = 0
-    coming: deque[Future[memoryview | None]] = field(default_factory=deque)
+    files: list[str]
+    suffix: array[int]
+    state: str
 
-
-@dataclass(slots=True, eq=False)
-class _Save:
-    """A prefix that is being written: `left` of its pages, then `state`, if any."""
-
-    node: PageNode
-    state: CachedState | None
-    left: deque[PageNode]
+    @property
+    def used(self) -> list[str]:
+        """All its files, the first page last."""
+        return [*([self.state] if self.state else []), *reversed(self.files)]
 
 
 class DiskCache:
@@ -91,19 +90,24 @@ class DiskCache:
     ) -> None:
         self.folder = folder
         self.waiting: dict[int, tuple[Request, float]] = {}  # and when its wait ends
+        self.held: list[int] = []  # pages that are in use until a prefix is read
         self.read = 0  # bytes of prefixes
         self._seed, self._prefix, self._pages, self._store = seed, prefix, pages, store
         self._infos = {unit: [s for s in states if s.unit == unit] for unit in (PAGE, SEQUENCE)}
         prefix.ended = deque(maxlen=ENDED)
         prefix.spoilt = deque(maxlen=ENDED)
-        self._load: _Load | None = None
-        self._saves: deque[_Save] = deque()
+        self._load: _Work | None = None
+        self._for = FIRST  # whom it is for
+        self._save: _Work | None = None
+        self._recent = deque(folder.states_of(seed[:TAG]))
+        self._running, self._step = False, STEP
         self._done = self._took = 0.0  # seconds: the end of the last copies, and their time
 
     @property
     def busy(self) -> bool:
-        """True if a request waits for it, or something is to be copied."""
-        return bool(self.waiting or self._saves or self._prefix.ended or self._prefix.spoilt)
+        """True if something is to be copied."""
+        loads = self.waiting or self._load or self._recent
+        return bool(loads or self._save or self._prefix.ended or self._prefix.spoilt)
 
     def stats(self) -> dict[str, int]:
         folder = self.folder
@@ -124,8 +128,8 @@ class DiskCache:
 
     def drop(self, number: int) -> bool:
         """Ends the wait of a request; False if it does not wait."""
-        if self._load is not None and self._load.seq.id == number:
-            self._end_load(self._load)
+        if self._for == number:
+            self._end_load()
         return self.waiting.pop(number, None) is not None
 
     def advance(self, running: bool) -> list[Request]:
@@ -133,12 +137,14 @@ class DiskCache:
         else to do, so it waits PAUSE at most for a thread."""
         start, rest = time.monotonic(), LOADING if self.waiting else SAVING
         ready = [seq for seq, end in self.waiting.values() if end < start]
+        self._running, self._step = running, STEP if running else STEP * IDLE
+        if running and self._for == FIRST:
+            self._end_load()  # its pages are theirs
         if not running or start - self._done >= rest * self._took:
-            if self.waiting:
-                found = self._read_some(running)
-                ready += [] if found is None or found in ready else [found]
-            elif (self._prefix.ended or self._saves) and not self._save_some() and not running:
-                self.folder.wait(PAUSE)
+            if not self.waiting and (self._save or self._prefix.ended):
+                self._save_some()
+            elif self.waiting or not running:
+                ready += (seq for seq in self._read_some() if seq not in ready)
             self._done = time.monotonic()
             self._took = self._done - start
         while self._prefix.spoilt:
@@ -153,6 +159,7 @@ class DiskCache:
         """Waits, for FLUSH_S at most, until nothing is left to copy or to write: for another thread
         while the engine's steps."""
         end = time.monotonic() + FLUSH_S
+        self._recent.clear()
         while self.busy and time.monotonic() < end:
             time.sleep(PAUSE)
         self.folder.flush(max(0.0, end - time.monotonic()))
@@ -162,6 +169,8 @@ class DiskCache:
         if self.folder.closed:
             return
         end = time.monotonic() + FLUSH_S
+        self._recent.clear()
+        self._end_load()
         while self.busy and time.monotonic() < end:
             self.advance(running=False)
         self.folder.flush(max(0.0, end - time.monotonic()))
@@ -169,7 +178,7 @@ class DiskCache:
 
     # ---- from the folder
 
-    def _find(self, seq: Request) -> _Load | None:
+    def _find(self, seq: Request) -> _Prefix | None:
         """The longest prefix of which the folder has what memory lacks, if it is a page longer than
         the one in memory and fits the free pages."""
         if not self.folder.used:
@@ -177,168 +186,230 @@ class DiskCache:
         sizes, cache, salt = self._prefix.sizes, self._prefix.cache, seq.request.salt
         size, most, content = sizes.page_size, len(seq.tokens) - 1, seq.content
         names = self._prefix.names_of(seq)[: most // size]
-        path = cache.path(salt, names)[1:]
-        nodes, best = [self._root(salt)], (0, 0, "")
+        known, at = len(cache.path(salt, names)) - 1, self._root(salt)
+        files, found = list[str](), (0, 0, "")
         for index in range(len(names) + 1):
-            for length, name in self.folder.states_at(nodes[index]):
+            for length, name in self.folder.states_at(at):
                 end = index * size + length
                 tail = content[index * size : end]
-                if end <= most and name == state_file(nodes[index], length, _suffix(tail)):
-                    best = index, length, name
-            if index < len(path):
-                nodes.append(self._digest(path[index]))
-            elif index < len(names):
-                node = _child(nodes[index], names[index])
-                if not self.folder.readable(page_file(node)):
-                    break
-                nodes.append(node)
-        if not sizes.snapshot_bytes:
-            best = len(nodes) - 1, 0, ""
-        count, length, state = best
-        have = min(count, len(path))
-        held = [node.page for node in path[:have]]
-        free = self._pages.free + self._pages.spare - self._pages.unused(held)
+                if end <= most and name == state_file(at, length, _suffix(tail)):
+                    found = index, length, name
+            if index == len(names):
+                break
+            at = _child(at, names[index])
+            if index >= known and not self.folder.readable(page_file(at)):
+                break
+            files.append(page_file(at))
+        count, length, state = found if sizes.snapshot_bytes else (len(files), 0, "")
+        start, end = count * size, count * size + length
         hit = cache.match(content, names, most, salt=salt)
-        if count * size + length - hit.position < size or free <= count - have + bool(length):
-            return None
-        own = [page_file(node) for node in nodes[1 : count + 1]]
-        files = [(name, sizes.page_bytes) for name in own[have:]]
-        if state:
-            files.append((state, sizes.snapshot_bytes + bool(length) * sizes.page_bytes))
-        used = [*([state] if state else []), *reversed(own)]
-        last = path[have - 1] if have else None
-        return _Load(seq, names[:count], have, last, files, length, used, held)
+        want = _Prefix(salt, names[:count], files[:count], content[start:end], state)
+        new, held = self._lacks(want)
+        free = self._pages.free + self._pages.spare - self._pages.unused(held)
+        return want if end - hit.position >= size and new < free else None
 
-    def _read_some(self, running: bool) -> Request | None:
-        """Takes what was read into the prefix cache; returns a request that waits no more."""
-        load = self._load
-        if load is None:
-            seq = min((seq for seq, _ in self.waiting.values()), key=lambda s: s.rank)
-            load = self._load = self._find(seq)
-            if load is None:
-                return seq
-            self._pages.share(load.held)
-        while load.asked < len(load.files) and len(load.coming) < self._at_once(AHEAD):
-            load.coming.append(self.folder.read(*load.files[load.asked]))
-            load.asked += 1
-        if not running:
-            wait([load.coming[0]], PAUSE)
-        got, most = list[memoryview](), self._at_once(STEP)
-        while load.coming and load.coming[0].done() and len(got) < most:
-            data = load.coming.popleft().result()
-            if data is None:
-                return load.seq
-            got.append(data)
-        pages = len(load.names) - load.have
-        if got[:pages] and not self._take_pages(load, got[:pages]):
-            return load.seq
-        for data in got[pages:]:
-            self._take_state(load, data)
-        if load.coming or load.asked < len(load.files):
-            return None
-        self.read += sum(size for _, size in load.files)
-        self.folder.touch(load.used)
-        return load.seq
+    def _lacks(self, want: _Prefix) -> tuple[int, list[int]]:
+        """Of its pages: how many are not in memory, and those that are."""
+        path = self._prefix.cache.path(want.salt, want.names)[1:]
+        return len(want.names) - len(path) + bool(want.suffix), [node.page for node in path]
 
-    def _take_pages(self, load: _Load, data: Sequence[memoryview]) -> bool:
-        """Adds the next pages to the prefix cache; False where that has no space for them."""
-        cache, end = self._prefix.cache, load.have + len(data)
-        if not _alive(load.node) or not cache.reclaim(len(data)):
-            return False
-        taken = self._pages.take(len(data))
-        load.held += taken
-        self._store.restore(Snapshot({}, self._arrays(PAGE, data)), 0, taken)
-        names, pages = load.names[:end], [-1] * load.have + taken
-        gain = float(end * self._prefix.sizes.page_size), 1.0
-        load.node = cache.extend(load.node, names, pages, -1, gain, load.seq.request.salt)
-        load.have = end
-        return load.node.end == end * self._prefix.sizes.page_size
+    def _read_some(self) -> list[Request]:
+        """Reads for the first request that waits, or else what was used last, for a moment; returns
+        the request if that is the end."""
+        seqs = (seq for seq, _ in self.waiting.values())
+        seq = min(seqs, key=lambda seq: seq.rank, default=None)
+        number = FIRST if seq is None else seq.id
+        if self._load is None or self._for != number:
+            self._end_load()
+            self._for = number
+            if seq is None:
+                self._load = self._first(self._recent.popleft()) if self._recent else None
+            elif (want := self._find(seq)) is not None:
+                self._load = self._loading(want)
+        if self._load is not None and not next(self._load, True):
+            return []
+        self._end_load()
+        return [] if seq is None else [seq]
 
-    def _take_state(self, load: _Load, data: memoryview) -> None:
-        cache, rows = self._prefix.cache, self._prefix.sizes.snapshot_bytes
-        if not _alive(load.node) or not cache.reclaim(bool(load.length)):
+    def _first(self, name: str) -> _Work:
+        """Reads a state that an earlier process used, and its pages, as long as nothing has to be
+        evicted for it."""
+        sizes, prefix = self._prefix.sizes, self._prefix
+        size = self._state_bytes(int(name.split(".")[1]))
+        coming = self.folder.read(name, size, PATH)
+        while not wait([coming], PAUSE).done:
+            yield
+        if (data := coming.result()) is None:
             return
-        pages = self._pages.take(bool(load.length))
-        load.held += pages
-        node = load.node or cache.root_of(load.seq.request.salt)
-        suffix = load.seq.content[node.end : node.end + load.length]
-        state = cache.save(node, suffix, pages[0] if pages else -1, -1)
+        salt, names, suffix = msgspec.msgpack.decode(data[size:], type=_Path)
+        at, files = self._root(salt), list[str]()
+        for one in names:
+            at = _child(at, one)
+            files.append(page_file(at))
+        tail = array("i", suffix)
+        if name != state_file(at, len(tail), _suffix(tail)):
+            return
+        want = _Prefix(salt, names, files, tail, name)
+        new, _ = self._lacks(want)
+        room = prefix.cache.budget - prefix.cache.used_bytes - sizes.snapshot_bytes
+        if prefix.rows.free and new < self._pages.free and new * sizes.page_bytes <= room:
+            yield from self._loading(want)
+        else:
+            self._recent.clear()
+
+    def _loading(self, want: _Prefix) -> _Work:
+        """Reads it into the prefix cache, for a moment at each step."""
+        cache, sizes = self._prefix.cache, self._prefix.sizes
+        path = cache.path(want.salt, want.names)[1:]
+        node, count = path[-1] if path else None, len(path)
+        left = deque((name, sizes.page_bytes, 0) for name in want.files[count:])
+        if want.state:
+            left.append((want.state, self._state_bytes(len(want.suffix)), PATH))
+        coming = deque[Future[memoryview | None]]()
+        self.held = [one.page for one in path]
+        self._pages.share(self.held)
+        try:
+            while left or coming:
+                while left and len(coming) < self._at_once(AHEAD):
+                    coming.append(self.folder.read(*left.popleft()))
+                if not self._running:
+                    wait([coming[0]], PAUSE)
+                got, most = list[memoryview](), self._at_once(self._step)
+                while coming and coming[0].done() and len(got) < most:
+                    if (data := coming.popleft().result()) is None:
+                        return
+                    got.append(data)
+                    self.read += data.nbytes
+                new = got[: len(want.names) - count]
+                if new:
+                    node = self._take_pages(want, node, count, new)
+                    count += len(new)
+                    if node is None or node.end != count * sizes.page_size:
+                        return
+                if len(got) > len(new):
+                    self._take_state(want, node, got[-1])
+                if left or coming:
+                    yield
+            self.folder.touch(want.used)
+        finally:
+            for future in coming:
+                future.cancel()
+            self._pages.give(self.held)
+            self.held = []
+            cache.released(node)
+
+    def _take_pages(
+        self, want: _Prefix, node: PageNode | None, count: int, data: Sequence[memoryview]
+    ) -> PageNode | None:
+        """Adds pages after the first `count` to the prefix cache; None, or a node before them,
+        where that has no space for them."""
+        cache, end = self._prefix.cache, count + len(data)
+        if not _alive(node) or not cache.reclaim(len(data)):
+            return None
+        taken = self._pages.take(len(data))
+        self.held += taken
+        self._store.restore(Snapshot({}, self._arrays(PAGE, data)), 0, taken)
+        gain = float(end * self._prefix.sizes.page_size), 1.0
+        return cache.extend(node, want.names[:end], [-1] * count + taken, -1, gain, want.salt)
+
+    def _take_state(self, want: _Prefix, node: PageNode | None, data: memoryview) -> None:
+        cache, sizes = self._prefix.cache, self._prefix.sizes
+        if not _alive(node) or not cache.reclaim(bool(want.suffix)):
+            return
+        pages = self._pages.take(bool(want.suffix))
+        self.held += pages
+        at = node or cache.root_of(want.salt)
+        state = cache.save(at, want.suffix, pages[0] if pages else -1, -1)
         if state is None:
             return
-        row = {name: a[0] for name, a in self._arrays(SEQUENCE, [data[:rows]]).items()}
-        paged = self._arrays(PAGE, [data[rows:]] if pages else [])
-        self._store.restore(Snapshot(row, paged), self._prefix.sizes.slots + state.row, pages)
+        rows = {name: a[0] for name, a in self._arrays(SEQUENCE, [data]).items()}
+        paged = self._arrays(PAGE, [data[sizes.snapshot_bytes :]] if pages else [])
+        self._store.restore(Snapshot(rows, paged), sizes.slots + state.row, pages)
         cache.unpin(state)
 
-    def _end_load(self, load: _Load) -> None:
-        for future in load.coming:
-            future.cancel()
-        self._pages.give(load.held)
-        self._prefix.cache.released(load.node)
+    def _end_load(self) -> None:
+        if self._load is not None:
+            self._load.close()
         self._load = None
 
     def _arrays(self, unit: str, data: Sequence[memoryview]) -> dict[str, Array]:
         """The states of the unit by name, [len(data), ...]; each of `data` has a row of all."""
         made, at = dict[str, Array](), 0
         for info in self._infos[unit]:
-            flat = np.empty((len(data), info.row_bytes), np.uint8)
+            flat, size = np.empty((len(data), info.row_bytes), np.uint8), info.row_bytes
             for row, one in zip(flat, data, strict=True):
-                row[:] = np.frombuffer(one[at : at + info.row_bytes], np.uint8)
+                row[:] = np.frombuffer(one, np.uint8, size, at)
             dims = len(data), *info.spec.dims[1:]
             made[info.spec.name] = flat.view(info.spec.dtype.numpy).reshape(dims)
-            at += info.row_bytes
+            at += size
         return made
 
     # ---- to the folder
 
-    def _save_some(self) -> bool:
-        """Queues some pages or a state to be written; False where it has to wait for that."""
+    def _save_some(self) -> None:
+        """Queues some pages or a part of a state to be written, unless too much is queued."""
         if self.folder.queued > AHEAD:
-            return False
-        if not self._saves:
-            self._saves += self._left_by(*self._prefix.ended.popleft())
-        save = self._saves.popleft() if self._saves else None
-        if save is None or self.folder.failed:
-            return True
-        nodes = [save.left.popleft() for _ in range(min(len(save.left), self._at_once(STEP)))]
-        if not all(node.alive for node in nodes):
-            return True
-        if nodes:
-            found = self._store.save_prefix(None, [node.page for node in nodes]).pages.values()
-            for index, node in enumerate(nodes):
-                self._put(page_file(self._digest(node)), (state[index] for state in found))
-            self._saves.appendleft(save)
-        elif save.state is None or self._save_state(save.state):
-            names = [page_file(self._digest(node)) for node in save.node.path() if node.parent]
-            self.folder.touch([*([self._name(save.state)] if save.state else []), *names])
-        return True
+            if not self._running:
+                self.folder.wait(PAUSE)
+            return
+        if self._save is None:
+            self._save = self._saving(*self._prefix.ended.popleft())
+        if self.folder.failed or next(self._save, True):
+            self._save.close()
+            self._save = None
 
-    def _left_by(self, node: PageNode | None, state: CachedState | None) -> Iterator[_Save]:
-        """What an ended request leaves: the first state on its path, those that were resumed from,
-        its last two; or pages."""
-        kept: list[tuple[PageNode, CachedState | None]] = []
-        if not self._prefix.sizes.snapshot_bytes and node is not None and node.alive:
-            kept = [(node, None)]
-        elif state is not None:
-            found = [one for at in reversed([*state.node.path()]) for one in at.states]
-            used = [one for one in found if one.hits]
-            last = [one for one in (state.before, state) if one is not None]
-            kept = [(s.node, s) for s in dict.fromkeys((*found[:1], *used, *last)) if s.alive]
-        for end, one in kept:
-            path = [at for at in end.path() if at.parent is not None]
-            new = [at for at in path[::-1] if not self.folder.has(page_file(self._digest(at)))]
-            if new or (one is not None and not self.folder.has(self._name(one))):
-                yield _Save(end, one, deque(new))
+    def _saving(self, node: PageNode | None, state: CachedState | None) -> _Work:
+        """Queues what an ended request leaves, a part at each step: the first state on its path,
+        those that were resumed from, its last two; or pages."""
+        last, kept = node, list[CachedState]()
+        if self._prefix.sizes.snapshot_bytes:
+            last = None if state is None else state.node
+        if last is None or not last.alive:
+            return
+        path = [*last.path()][::-1]
+        if state is not None:
+            found = [one for at in path for one in at.states]
+            used = (*found[:1], *(one for one in found if one.hits), state.before, state)
+            kept = [one for one in dict.fromkeys(used) if one is not None and one.alive]
+        new = [at for at in path[1:] if not self.folder.has(page_file(self._digest(at)))]
+        while new:
+            most = self._at_once(self._step)
+            part, new = new[:most], new[most:]
+            if not all(at.alive for at in part):
+                return
+            arrays = self._store.save_prefix([at.page for at in part]).pages.values()
+            for index, at in enumerate(part):
+                self._put(page_file(self._digest(at)), [state[index] for state in arrays])
+            yield
+        for one in kept:
+            if not self.folder.has(self._name(one)):
+                yield from self._saving_state(one)
+        states = [self._name(one) for one in kept if one.alive]
+        self.folder.touch([*reversed(states), *(page_file(at.digest) for at in path[:0:-1])])
 
-    def _save_state(self, state: CachedState) -> bool:
-        """Queues its row, and the page that it ends in; False where it was evicted."""
-        if self.folder.has(self._name(state)) or not state.alive:
-            return state.alive
-        pages = [state.page] if state.suffix_tokens else []
-        found = self._store.save_prefix(self._prefix.sizes.slots + state.row, pages)
-        paged = [pages_of[0] for pages_of in found.pages.values()] if pages else []
-        self._put(self._name(state), [*found.rows.values(), *paged])
-        return True
+    def _saving_state(self, state: CachedState) -> _Work:
+        """Queues its row, the page that it ends in, if any, and its path to be written."""
+        if not state.alive:
+            return
+        name, suffix = self._name(state), array("i", state.suffix_tokens)
+        path = [at.name for at in state.node.path()][::-1]
+        paged = self._store.save_prefix([state.page] if suffix else []).pages.values()
+        parts, names, size = list[Array](), list[str](), 0
+        state.pins += 1  # its row stays as it is until the end, also where it is evicted
+        try:
+            for info in self._infos[SEQUENCE]:
+                names.append(info.spec.name)
+                size += info.row_bytes
+                if size >= self._step or info is self._infos[SEQUENCE][-1]:
+                    row = self._prefix.sizes.slots + state.row
+                    parts += self._store.save_prefix((), names, row).rows.values()
+                    names, size = [], 0
+                    yield
+        finally:
+            self._prefix.cache.unpin(state)
+        found: _Path = (path[0], path[1:], suffix.tobytes())
+        told = np.frombuffer(msgspec.msgpack.encode(found), np.uint8)
+        self._put(name, [*parts, *(one[0] for one in paged if suffix), told])
 
     def _put(self, name: str, arrays: Iterable[Array]) -> None:
         self.folder.put(name, [one.reshape(-1).view(np.uint8) for one in arrays])
@@ -348,6 +419,11 @@ class DiskCache:
     def _at_once(self, size: int) -> int:
         """Pages of so many bytes."""
         return max(1, size // self._prefix.sizes.page_bytes)
+
+    def _state_bytes(self, length: int) -> int:
+        """Of a state so many tokens after its node, without its path."""
+        sizes = self._prefix.sizes
+        return sizes.snapshot_bytes + bool(length) * sizes.page_bytes
 
     def _name(self, state: CachedState) -> str:
         suffix = state.suffix_tokens
@@ -366,11 +442,11 @@ class DiskCache:
         return node.digest
 
     def _root(self, salt: bytes) -> bytes:
-        return blake2b(salt, digest_size=20, key=self._seed).digest()
+        return self._seed[:TAG] + blake2b(salt, digest_size=NODE - TAG, key=self._seed).digest()
 
 
 def _child(parent: bytes, name: bytes) -> bytes:
-    return blake2b(parent + name, digest_size=20).digest()
+    return parent[:TAG] + blake2b(parent + name, digest_size=NODE - TAG).digest()
 
 
 def _suffix(tokens: array[int]) -> bytes:

@@ -79,8 +79,9 @@ def test_a_prefix_is_a_row_of_the_states_by_sequence_and_pages(made: Made) -> No
     states, read = made
     assert isinstance(states, PrefixStore)
     before = {info.spec.name: bits(read(info.spec.name)) for info in STATES}
-    both, alone = states.save_prefix(SLOTS + 1, [4, 2]), states.save_prefix(None, [1])
-    assert {*both.rows} == {i.spec.name for i in BY_SEQUENCE} and not alone.rows
+    names = {info.spec.name for info in BY_SEQUENCE}
+    both, alone = states.save_prefix([4, 2], names, SLOTS + 1), states.save_prefix([1])
+    assert {*both.rows} == names and not alone.rows
     states.restore(both, SLOTS + 3, [0, 3])
     states.restore(alone, 0, [5])
     for info in STATES:

@@ -18,6 +18,7 @@ from spark_engine.runtime.engine.disk import cache_folder
 from spark_engine.runtime.engine.disk.cache_folder import (
     BLOCK,
     LOCK,
+    NODE,
     TEMPORARY,
     CacheFolder,
     page_file,
@@ -36,7 +37,7 @@ def opened(path: Path, most: int = 1 << 20) -> Iterator[CacheFolder]:
 
 
 def name(number: int) -> str:
-    return page_file(number.to_bytes(20, "little"))
+    return page_file(number.to_bytes(NODE, "little"))
 
 
 def content(number: int) -> np.ndarray:
@@ -52,7 +53,7 @@ def put(folder: CacheFolder, *numbers: int) -> None:
 
 def read(folder: CacheFolder, number: int) -> bool:
     """Whether the file is read; if so it is what was written."""
-    data = folder.read(name(number), SIZE).result(10)
+    data = folder.read(name(number), SIZE, 0).result(10)
     assert data is None or bytes(data) == content(number).tobytes()
     return data is not None
 
@@ -61,7 +62,7 @@ def test_files_outlive_their_process_and_are_this_users_alone(tmp_path: Path) ->
     path = tmp_path / "made" / "here"
     with opened(path) as folder:
         put(folder, 1, 2)
-        node = bytes(20)
+        node = bytes(NODE)
         folder.put(state_file(node, 3, bytes(16)), [content(3)])
         folder.flush(10)
         assert read(folder, 1)

@@ -206,7 +206,7 @@ def test_a_request_waits_a_bounded_time_and_may_be_cancelled(
 ) -> None:
     expected = lives.ask(request())[0]
     lives.restart(max_waiting=2)
-    monkeypatch.setattr(lives.disk.folder, "read", lambda name, size: Future())  # never done
+    monkeypatch.setattr(lives.disk.folder, "read", lambda *_: Future())  # never done
     monkeypatch.setattr(disk_cache, "PAUSE", 0)
     first, second = lives.engine.submit(request()), lives.engine.submit(request())
     with pytest.raises(CapacityError, match="2 requests wait already, and the queue holds 2"):
