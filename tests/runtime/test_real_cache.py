@@ -138,7 +138,7 @@ def test_a_restart_resumes_from_the_folder(loaded: Loaded, tmp_path: Path) -> No
         compare(play(engine, requests, rng), run_solo(loaded, requests), exact)
         assert engine._disk is not None and engine._disk.folder.refused == 0
         engine._disk.close()
-        assert bool(engine._disk.read) == bool(life)
+        assert bool(engine._disk.reader.read) == bool(life)
         longer = [(*r.prompt, *(rng.randrange(VOCAB) for _ in range(9))) for r in requests]
         requests = [replace(r, prompt=p) for r, p in zip(requests, longer, strict=True)]
 

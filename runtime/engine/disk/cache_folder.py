@@ -176,8 +176,10 @@ class CacheFolder:
                 del self._states[match[1]]
 
     def _make_room(self, size: int) -> None:
-        while self._files and self.used + _blocks(size) > self.most:
+        while True:
             with self._changed:
+                if not self._files or self.used + _blocks(size) <= self.most:
+                    return
                 name = next(iter(self._files))
                 self._forget(name)
                 self.evicted += 1
@@ -246,7 +248,7 @@ def read_file(path: Path, size: int, more: int = 0) -> memoryview:
         fits = 0 <= about.st_size - HEAD - size <= more
         if not (stat.S_ISREG(about.st_mode) and fits):
             raise BadFile
-        data = memoryview(np.empty(about.st_size, np.uint8))  # not zeroed first
+        data = np.empty(about.st_size, np.uint8).data  # not zeroed first
         if file.readinto(data) != len(data):
             raise BadFile
     content = data[HEAD:]

@@ -47,7 +47,7 @@ def check_scheduler(scheduler: Scheduler, loading: Iterable[int] = ()) -> None:
 
 def check_engine(engine: Engine) -> None:
     """`check_scheduler`, of an engine that may be reading from a disk."""
-    check_scheduler(engine.scheduler, engine._disk.held if engine._disk else ())
+    check_scheduler(engine.scheduler, engine._disk.reader.held if engine._disk else ())
 
 
 def check_waiting(waiting: Waiting) -> None:

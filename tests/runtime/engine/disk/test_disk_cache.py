@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from spark_engine.errors import CapacityError, OptionError
 from spark_engine.interface import Limits
-from spark_engine.runtime.engine.disk import cache_folder, disk_cache
+from spark_engine.runtime.engine.disk import cache_folder, disk_cache, prefix_reader
 from spark_engine.runtime.engine.disk.disk_cache import DiskCache
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded
@@ -57,8 +57,9 @@ def test_traces_with_restarts_equal_solo_runs(
     page or all at a time; also without a recurrent layer's states kept, and with few files."""
     rng = random.Random(seed)
     monkeypatch.setattr(prefix_admission, "EVERY", 128)
-    monkeypatch.setattr(disk_cache, "STEP", rng.choice((1, 1 << 20)))
-    monkeypatch.setattr(disk_cache, "AHEAD", rng.choice((1, 1 << 20)))
+    monkeypatch.setattr(prefix_reader, "STEP", rng.choice((1, 1 << 20)))
+    for module in (prefix_reader, disk_cache):
+        monkeypatch.setattr(module, "AHEAD", rng.choice((1, 1 << 20)))
     trace = pictured(trace, seed) if images else trace
     with tempfile.TemporaryDirectory() as folder:
         options = replace(trace.options, cache_dir=folder, cache_dir_bytes=files)
@@ -88,8 +89,13 @@ class Lives:
         return self.engine
 
     def restart(self, **options: object) -> Engine:
+        """It has read what it may before the first request."""
         self.engine.close()
-        return self.start(**options)
+        self.start(**options)
+        while not self.engine.idle:
+            assert not self.engine.step()
+        check_idle(self.engine)
+        return self.engine
 
     @property
     def disk(self) -> DiskCache:
@@ -152,14 +158,15 @@ def test_prefixes_of_other_salts_and_engines_are_not_found(lives: Lives) -> None
     lives.ask(request(salt=b"", owner="x"))
     for restart in (lives.restart, lambda: None):
         restart()
-        read = lives.disk.read
-        assert lives.ask(request(salt=b"b", owner="x"))[1] == 0 and lives.disk.read == read
+        read = lives.disk.reader.read
+        assert lives.ask(request(salt=b"b", owner="x"))[1] == 0 and lives.disk.reader.read == read
         lives.engine.clear_cache()
     assert lives.ask(request(salt=b"a", owner="y"))[1] > 0
     assert lives.ask(request(salt=b"", owner="y"))[1] > 0
     lives.limits = replace(LIMITS, snapshots=11)
     lives.restart()
-    assert lives.ask(request(salt=b"a", owner="x"))[1] == 0 and lives.disk.read == 0
+    assert lives.ask(request(salt=b"a", owner="x"))[1] == 0 and lives.disk.reader.read == 0
+    assert lives.disk.folder.refused == 0, "the other engine's files are not looked at"
 
 
 def test_a_prefix_that_is_damaged_costs_only_the_hit(lives: Lives, tmp_path: Path) -> None:
@@ -181,6 +188,7 @@ def test_a_prefix_that_is_damaged_costs_only_the_hit(lives: Lives, tmp_path: Pat
         if not number % 2:
             lives.restart()  # what was refused was written again
         lives.engine.clear_cache()
+        lives.disk.folder.flush(10)
         assert lives.ask(request()) == (expected, 192)
     assert refused > len(files) // 2 > 4
 
@@ -206,8 +214,9 @@ def test_a_request_waits_a_bounded_time_and_may_be_cancelled(
 ) -> None:
     expected = lives.ask(request())[0]
     lives.restart(max_waiting=2)
+    lives.engine.clear_cache()
     monkeypatch.setattr(lives.disk.folder, "read", lambda *_: Future())  # never done
-    monkeypatch.setattr(disk_cache, "PAUSE", 0)
+    monkeypatch.setattr(prefix_reader, "PAUSE", 0)
     first, second = lives.engine.submit(request()), lives.engine.submit(request())
     with pytest.raises(CapacityError, match="2 requests wait already, and the queue holds 2"):
         lives.engine.submit(request())
@@ -227,7 +236,7 @@ def test_others_run_while_a_prefix_is_read_and_while_the_disk_is_slow(
     written = threading.Event()
     inner = cache_folder.write_file
     monkeypatch.setattr(cache_folder, "write_file", lambda *a: (written.wait(10), inner(*a))[1])
-    monkeypatch.setattr(disk_cache, "STEP", 1000)  # a few pages
+    monkeypatch.setattr(prefix_reader, "STEP", 1000)  # a few pages
     monkeypatch.setattr(disk_cache, "AHEAD", 1000)
     engine, ended = lives.engine, 0
     for own in range(20):
