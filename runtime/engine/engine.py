@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from hashlib import blake2b
+from importlib.metadata import version
 from pathlib import Path
 
 from spark_engine.errors import InternalError, OptionError, RequestError
@@ -286,6 +287,11 @@ class Engine:
         self._masks.close()
         self.loaded.close()
 
+    @property
+    def disk_bytes(self) -> int:
+        """That the prefix cache's folder may hold; 0 without one."""
+        return 0 if self._disk is None else self._disk.folder.most
+
     def settle(self) -> None:
         """Waits, for a few seconds at most, until what requests left is on the disk, if it is to be
         there. For another thread than that which steps."""
@@ -305,7 +311,8 @@ class Engine:
             words = "this engine has no prefix cache: leave it out, or give --cache-gib"
             raise OptionError(f"--cache-dir is {path}; {words}")
         made = repr(loaded.states) if loaded.folder is None else loaded.folder.manifest.encode()
-        seed = blake2b(f"{loaded.invariant} {made!r}".encode(), digest_size=32).digest()
+        whole = f"{version('spark-engine')} {loaded.invariant} {made!r}"
+        seed = blake2b(whole.encode(), digest_size=32).digest()
         folder = CacheFolder(Path(path).absolute(), DISK_BYTES if most is None else most)
         return DiskCache(folder, seed, prefix, self.scheduler.pages, store, loaded.states)
 

@@ -18,7 +18,7 @@ import stat
 import threading
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
@@ -71,7 +71,9 @@ class CacheFolder:
         self.closed = False
         try:
             self._lock = self._open()
-            self._scan()
+            for _, name, size in sorted(files_in(path)):
+                self._add(name, size)
+            self._make_room(0)
         except OSError as error:
             words = "name a folder that this user may write, or leave it out"
             raise OptionError(f"--cache-dir {path}: {error.strerror}: {words}") from error
@@ -132,10 +134,7 @@ class CacheFolder:
 
     def _open(self) -> int:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = self.path.stat()
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            words = "other users may write in it: name a folder of this user, with chmod 700"
-            raise OptionError(f"--cache-dir {self.path}: {words}")
+        check_owner(self.path)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         lock = os.open(self.path / LOCK, flags, 0o600)
         try:
@@ -144,20 +143,8 @@ class CacheFolder:
             os.close(lock)
             words = "another engine uses it: give each its own folder"
             raise OptionError(f"--cache-dir {self.path}: {words}") from None
+        (self.path / TEMPORARY).unlink(missing_ok=True)  # of a process that was killed
         return lock
-
-    def _scan(self) -> None:
-        """Finds the files of earlier processes; others' names are ignored."""
-        (self.path / TEMPORARY).unlink(missing_ok=True)
-        found = []
-        with os.scandir(self.path) as entries:
-            for entry in entries:
-                if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                    about = entry.stat(follow_symlinks=False)
-                    found.append((about.st_mtime_ns, entry.name, about.st_size))
-        for _, name, size in sorted(found):
-            self._add(name, size)
-        self._make_room(0)
 
     def _add(self, name: str, size: int) -> None:
         self._forget(name)
@@ -227,6 +214,25 @@ class CacheFolder:
                 self._files.move_to_end(name)
             with contextlib.suppress(OSError):
                 os.utime(self.path / name, ns=(now + index, now + index))
+
+
+def check_owner(path: Path) -> None:
+    """Raises OptionError for a folder that is another user's, or that others may write in, and
+    OSError where there is none."""
+    found = path.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        words = "other users may write in it: name a folder of this user, with chmod 700"
+        raise OptionError(f"--cache-dir {path}: {words}")
+
+
+def files_in(path: Path) -> Iterator[tuple[int, str, int]]:
+    """When each file of a cache was used last, in ns; its name and bytes. Others' names are
+    ignored. Raises OSError."""
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                about = entry.stat(follow_symlinks=False)
+                yield about.st_mtime_ns, entry.name, about.st_size
 
 
 def write_file(folder: Path, name: str, parts: Iterable[Bytes]) -> None:

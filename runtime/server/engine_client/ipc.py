@@ -136,7 +136,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
     Once it is open, `cache_bytes` is the size of its prefix cache and `snapshots` the number of
     recurrent states in it. `build`: the fingerprint of the folder's engine; "" without one.
-    `vision`: how it reads images; None: it reads none.
+    `vision`: how it reads images; None: it reads none. `disk_bytes`: of `--cache-dir`, 0 without.
     """
 
     name: str
@@ -147,6 +147,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     snapshots: int = 0
     build: str = ""
     vision: VisionInfo | None = None
+    disk_bytes: int = 0
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):

@@ -194,6 +194,7 @@ def open_engine(folder: Path, options: EngineOptions, trace: NoTrace) -> Opened:
         raise replaced
     sizes = engine.scheduler.sizes
     cache = {"cache_bytes": sizes.cache_bytes, "snapshots": sizes.snapshots}
+    cache["disk_bytes"] = engine.disk_bytes
     return msgspec.structs.replace(info, **cache), engine
 
 

@@ -22,7 +22,7 @@ from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.engine.policy import prefix_admission
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.runtime.executors.memory import States
-from tests.runtime.engine.invariants import check_idle
+from tests.runtime.engine.invariants import check_engine, check_idle
 from tests.runtime.engine.test_traces import (
     Trace,
     compare_with_solo_runs,
@@ -150,6 +150,49 @@ def test_a_conversation_continues_after_a_restart(tmp_path: Path, drafts: int) -
     assert lives.ask(request(77))[1] == 64
     lives.engine.close()
     lives.engine.close()
+
+
+def test_a_start_reads_what_was_used_last_into_free_memory(lives: Lives) -> None:
+    """As much as fits; nothing is evicted for it, and the files keep their order."""
+    for own in (130, 131, 132):
+        lives.ask(request(own, salt=b"x"))
+    lives.disk.folder.flush(10)
+    order, used = [*lives.disk.folder._files], lives.engine.scheduler.prefix.cache.used_bytes
+    for budget, all_of_them in ((used, True), (used // 2, False)):
+        stats = lives.restart(cache_bytes=budget).stats()
+        assert [*lives.disk.folder._files] == order
+        assert stats["evicted_pages"] == stats["evicted_snapshots"] == 0 < stats["snapshots"]  # type: ignore[operator]
+        cache, read = lives.engine.scheduler.prefix.cache, lives.disk.reader.read
+        assert (cache.used_bytes == used) == all_of_them
+        if not all_of_them:
+            assert lives.ask(request(132, salt=b"x"))[1] == 192
+            assert lives.disk.reader.read == read
+
+
+def test_a_request_comes_before_what_a_start_reads(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own prefix is read first; while it runs, no pages are held; then the rest is read."""
+    expected = [lives.ask(request(own, salt=bytes([own]))) for own in (130, 131)]
+    monkeypatch.setattr(prefix_reader, "STEP", 1)
+    monkeypatch.setattr(prefix_reader, "IDLE", 1)
+    lives.engine.close()
+    engine = lives.start()
+    for _ in range(4):
+        engine.step()
+    assert lives.disk.reader.held and lives.disk._for == disk_cache.FIRST
+    engine.submit(request(130, salt=bytes([130])))
+    events: list[Event] = []
+    while not any(event.finish for event in events):
+        events += engine.step()
+        check_engine(engine)
+        assert not (engine.scheduler.running and lives.disk.reader.held)
+    assert (tokens_of(events), events[-1].cached) == (expected[0][0], 192)
+    while not engine.idle:
+        assert not engine.step()
+    read = lives.disk.reader.read
+    assert lives.ask(request(131, salt=bytes([131]))) == (expected[1][0], 192)
+    assert lives.disk.reader.read == read
 
 
 def test_prefixes_of_other_salts_and_engines_are_not_found(lives: Lives) -> None:
