@@ -148,8 +148,8 @@ class CacheFolder:
 
     def _add(self, name: str, size: int) -> None:
         self._forget(name)
-        self._files[name] = _blocks(size)
-        self.used += _blocks(size)
+        self._files[name] = blocks(size)
+        self.used += blocks(size)
         match = _NAME.fullmatch(name)
         if match and match[2]:
             self._states[match[1]].add((int(match[2]), name))
@@ -165,7 +165,7 @@ class CacheFolder:
     def _make_room(self, size: int) -> None:
         while True:
             with self._changed:
-                if not self._files or self.used + _blocks(size) <= self.most:
+                if not self._files or self.used + blocks(size) <= self.most:
                     return
                 name = next(iter(self._files))
                 self._forget(name)
@@ -174,7 +174,7 @@ class CacheFolder:
 
     def _write(self, name: str, parts: Sequence[Bytes], size: int) -> None:
         try:
-            if not self.failed and _blocks(size) <= self.most:
+            if not self.failed and blocks(size) <= self.most:
                 self._make_room(size)
                 write_file(self.path, name, parts)
                 with self._changed:
@@ -270,5 +270,6 @@ def _digest(name: str, pieces: Iterable[memoryview]) -> bytes:
     return found.digest()
 
 
-def _blocks(size: int) -> int:
+def blocks(size: int) -> int:
+    """Bytes on the disk of a file of so many."""
     return -(-size // BLOCK) * BLOCK

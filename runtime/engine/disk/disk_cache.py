@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from spark_engine.manifest import SEQUENCE, StateInfo
-from spark_engine.runtime.engine.disk.cache_folder import CacheFolder, page_file
+from spark_engine.runtime.engine.disk.cache_folder import HEAD, CacheFolder, blocks, page_file
 from spark_engine.runtime.engine.disk.node_names import NodeNames
 from spark_engine.runtime.engine.disk.prefix_reader import (
     AHEAD,
@@ -41,7 +41,7 @@ from spark_engine.runtime.executors.memory import PrefixStore
 from spark_engine.tensors import Array
 
 DISK_BYTES = 32 << 30  # of the folder, where no option says more or less
-ENDED = 256  # requests whose states are still to be copied; of more, those of the first are not
+ENDED = 256  # requests that left what is still to be copied; of more, the first are forgotten
 LOAD_S = 30.0  # seconds that a request waits for its prefix
 FLUSH_S = 4.0  # seconds of copying and writing at the end
 LOADING, SAVING = 3, 19  # pauses in times of the copies: a fourth of the time, a twentieth
@@ -52,7 +52,7 @@ FIRST = -1  # in place of a request's id: what is read at the start
 class DiskCache:
     """Between one engine's prefix cache and its folder; the engine's thread calls it.
 
-    `seed`: what the content of its states depends on besides salts and tokens.
+    `seed`: 32 bytes, what the content of its states depends on besides salts and tokens.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class DiskCache:
         prefix.ended = deque(maxlen=ENDED)
         prefix.spoilt = deque(maxlen=ENDED)
         self._load: Work | None = None
-        self._for = FIRST  # whom it is for
+        self._for = FIRST  # the request that it is for
         self._save: Work | None = None
         self._recent = deque(folder.states_of(self._names.tag))
         self._done = self._took = 0.0  # seconds: the end of the last copies, and their time
@@ -207,7 +207,7 @@ class DiskCache:
         if last is None or not last.alive:
             return
         path = [*last.path()][::-1]
-        if len(path) * self._prefix.sizes.page_bytes > self.folder.most:
+        if len(path) * blocks(HEAD + self._prefix.sizes.page_bytes) > self.folder.most:
             return  # its pages would evict each other
         if state is not None:
             found = [one for at in path for one in at.states]

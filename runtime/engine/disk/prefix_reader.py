@@ -1,6 +1,6 @@
 """Reads prefixes from the folder into the prefix cache, for a moment at each step.
 
-Knows pages, states and their names; knows no format of a file, and not who waits for a prefix.
+Knows pages, states and their names; knows no format of a file, and no request that waits.
 """
 
 from __future__ import annotations

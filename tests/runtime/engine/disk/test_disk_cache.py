@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from spark_engine.errors import CapacityError, OptionError
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.disk import cache_folder, disk_cache, prefix_reader
+from spark_engine.runtime.engine.disk.cache_folder import NODE, state_file
 from spark_engine.runtime.engine.disk.disk_cache import DiskCache
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded
@@ -31,7 +33,7 @@ from tests.runtime.engine.test_traces import (
     replay,
     tokens_of,
 )
-from tests.runtime.fake_executor import VOCAB, build_fake
+from tests.runtime.fake_executor import VOCAB, build_fake, poison_free
 
 LIMITS = Limits(4, 340, 60, VOCAB, page_size=16, bias_slots=8, top_logprobs=3, snapshots=12)
 SYSTEM = tuple(i * 11 % VOCAB for i in range(70))
@@ -186,8 +188,13 @@ def test_a_request_comes_before_what_a_start_reads(
     while not any(event.finish for event in events):
         events += engine.step()
         check_engine(engine)
-        assert not (engine.scheduler.running and lives.disk.reader.held)
     assert (tokens_of(events), events[-1].cached) == (expected[0][0], 192)
+    for _ in range(3):
+        engine.step()
+    assert lives.disk.reader.held and lives.disk._for == disk_cache.FIRST
+    engine.submit(request(20))
+    while not any(event.finish for event in engine.step()):
+        assert not (engine.scheduler.running and lives.disk.reader.held)
     while not engine.idle:
         assert not engine.step()
     read = lives.disk.reader.read
@@ -250,6 +257,57 @@ def test_what_gave_numbers_that_are_not_finite_is_removed(lives: Lives, tmp_path
         lives.engine.step()
     lives.restart()
     assert lives.ask(request())[1] < 192
+
+
+def test_what_is_evicted_while_it_is_copied(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of pages the rest is not written; a state's row stays as it is until it is copied."""
+    monkeypatch.setattr(prefix_reader, "STEP", 1)
+    monkeypatch.setattr(prefix_reader, "IDLE", 1)
+    engine, expected = lives.engine, list[list[int]]()
+    rows, folder, cache = engine.scheduler.prefix.rows, lives.disk.folder, lives.disk._prefix.cache
+    for own, pages in ((130, 2), (131, 99)):
+        engine.submit(request(own, salt=bytes([own])))
+        events: list[Event] = []
+        while not any(event.finish for event in events):
+            events += engine.step()
+        expected.append(tokens_of(events))
+        while len(folder._files) < pages and not any(state.pins for state in cache._states):
+            engine.step()
+            folder.flush(10)
+        files, pinned = len(folder._files), sum(state.pins for state in cache._states)
+        assert pinned == (pages == 99) and files < 99
+        engine.clear_cache()
+        poison_free(engine)
+        assert rows.free == rows.size - pinned
+        while not engine.idle:
+            engine.step()
+        folder.flush(10)
+        assert rows.free == rows.size and len(folder._files) == files + pinned
+    lives.restart()
+    for own, tokens in zip((130, 131), expected, strict=True):
+        assert lives.ask(request(own, salt=bytes([own])))[0] == tokens
+
+
+def test_more_than_the_folder_holds_is_not_written(tmp_path: Path) -> None:
+    lives = Lives(tmp_path)
+    lives.restart(cache_dir_bytes=4 * cache_folder.BLOCK)
+    lives.ask(request())
+    lives.disk.folder.flush(10)
+    assert lives.disk.folder.used == lives.disk.folder.evicted == 0 == len(lives.disk.folder._files)
+    lives.engine.close()
+
+
+def test_a_state_under_a_name_that_is_not_its_paths_is_not_read(lives: Lives) -> None:
+    expected, disk = lives.ask(request()), lives.disk
+    disk.folder.flush(10)
+    tag, size = disk._names.tag, disk._prefix.sizes.snapshot_bytes
+    for number, name in enumerate(disk.folder.states_of(tag)):
+        data = disk.folder.read(name, size, 1 << 20).result()
+        assert data is not None
+        other = state_file(tag + bytes([number] * (NODE - 4)), 0, bytes(16))
+        disk.folder.put(other, [np.zeros(size, np.uint8), np.frombuffer(data[size:], np.uint8)])
+    lives.restart()
+    assert lives.disk.folder.has(other) and lives.ask(request()) == (expected[0], 192)
 
 
 def test_a_request_waits_a_bounded_time_and_may_be_cancelled(
