@@ -16,6 +16,7 @@ import onnx_graphsurgeon as gs
 
 from benchmarks.node_work import Amounts, amounts
 from benchmarks.published import folder_of
+from spark_engine.builder.assemble import weight_specs
 from spark_engine.builder.build import pack_all, rewrite_graph
 from spark_engine.builder.graph.lower import facts_of, lower
 from spark_engine.builder.graph.nodes import attrs_of, spec_of
@@ -112,6 +113,7 @@ def decided_of(name: str | Path, options: Options) -> Iterator[BucketTactics]:
     for graph in graphs.values():
         rewrite_graph(model, plan, graph)
     pack_all(graphs)
+    weight_specs([*graphs.values()])
     chooser = Chooser(REGISTRY, plan.gpu)
     for family, graph in graphs.items():
         for size in plan.buckets.of(family):

@@ -17,7 +17,9 @@ from spark_engine.models.checkpoint.expected_tensors import MTP
 from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.draft_options import DraftOptions
 from spark_engine.models.weights.draft_weights import with_draft_dtype
+from spark_engine.models.weights.operands import takes_fp8
 from spark_engine.models.weights.stored_model import Model
+from spark_engine.plugins.formats.nvfp4 import W4A8
 from spark_engine.tensors import TensorSpec
 from spark_engine.vision import VISION
 from spark_engine.weights_file import WeightLayout
@@ -65,7 +67,7 @@ def make_manifest(
         tables=tables,
         buckets=tuple(buckets),
         memory=manifest.Memory.of(layout.total, states, tables, buckets),
-        quantisation=quantisation(model, plan.draft),
+        quantisation=quantisation(model, plan.draft, plan.mlp_activations == "fp8"),
         fusions={family: done.counts for family, done in rewritten.items()},
         refusals=_refusals(rewritten),
         tactics=tuple(tactics),
@@ -82,9 +84,11 @@ def make_manifest(
     )
 
 
-def quantisation(model: Model, draft: DraftOptions | None = None) -> tuple[manifest.Quantised, ...]:
-    """How each projection is stored, with the draft head's, and how many checkpoint tensors it
-    has."""
+def quantisation(
+    model: Model, draft: DraftOptions | None = None, fp8_mlps: bool = False
+) -> tuple[manifest.Quantised, ...]:
+    """How each projection is stored and multiplied, with the draft head's, and how many checkpoint
+    tensors it has."""
     rows = []
     owned = model.tensors_by_module()
     schemes = dict(model.table.modules)
@@ -92,6 +96,7 @@ def quantisation(model: Model, draft: DraftOptions | None = None) -> tuple[manif
         schemes |= with_draft_dtype(model, draft.dtype).table.drafts
     for module, scheme in schemes.items():
         stored = scheme.value if scheme is not Scheme.PLAIN else model.config.dtype.value
+        stored = W4A8.name if fp8_mlps and takes_fp8(model, module) else stored
         rows.append(manifest.Quantised(module, stored, owned[module]))
     return tuple(rows)
 

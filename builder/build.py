@@ -28,7 +28,13 @@ from spark_engine.builder.executors.backend import Backend
 from spark_engine.builder.fingerprint import fingerprint
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.graph_checks import Subject, verify
-from spark_engine.builder.graph.lower import facts_of, lower, rounding_notes, scale_notes
+from spark_engine.builder.graph.lower import (
+    check_mlps,
+    facts_of,
+    lower,
+    rounding_notes,
+    scale_notes,
+)
 from spark_engine.builder.graph.packing import pack
 from spark_engine.builder.graph.rewrite import RewriteContext, Rewritten, rewrite
 from spark_engine.builder.graph.tower import refusal, tower_note
@@ -164,6 +170,7 @@ def planned(checkpoint: Path, options: Options) -> tuple[Model, BuildPlan]:
     why = model.vision_note if options.vision and model.ignored.get(VISION) else ""
     if plan.vision and plan.gpu and (why := refusal(model, plan)):
         plan = resolve(replace(options, vision=False, max_image_pixels=None), facts_of(model))
+    check_mlps(model, plan)
     note = (f"built without images: {why}",) if why else ()
     return model, replace(plan, notes=(*plan.notes, *note))
 

@@ -17,6 +17,7 @@ from spark_engine.builder import checkpoint_list
 from spark_engine.builder.build import build, runs_here
 from spark_engine.builder.emit import check_destination
 from spark_engine.builder.fetch import fetch, name_of
+from spark_engine.builder.graph.lower import MLP_ACTIVATIONS
 from spark_engine.builder.plan import budget, images
 from spark_engine.builder.plan.buckets import DEFAULT_PREFILL, parse_rounds, parse_sizes
 from spark_engine.builder.plan.drafts import DTYPES, parse_drafts, parse_vocab
@@ -147,6 +148,14 @@ class _Build(click.Command):
     default="auto",
     shell_complete=_one_of(*STATE_DTYPES),
     help=f"{', '.join(STATE_DTYPES)}; auto: the checkpoint's, else f32.",
+)
+@click.option(
+    "--mlp-activations",
+    default="bf16",
+    show_default=True,
+    type=click.Choice(MLP_ACTIVATIONS),
+    help="How prefill multiplies dense NVFP4 MLPs: bf16, activations as they are (W4A16); fp8, "
+    "weights and activations rounded to e4m3 (W4A8).",
 )
 @click.option(
     "--gdn-ring",

@@ -51,13 +51,14 @@ def build_network(
     precision: Precision,
     debug: bool = False,
     draft: DraftOptions = DraftOptions(),  # noqa: B008 - frozen
+    fp8_mlps: bool = False,
 ) -> Network:
     """The graph of `family`; `limits.drafts` decides whether the draft head is in it, if the model
     has one.
 
-    `debug` adds the outputs that docs/graph.md lists for debug builds. Raises OptionError when
-    limits, draft options and model contradict each other, CheckpointError when experts are stored
-    in a form that no op reads.
+    `fp8_mlps`: inputs of dense NVFP4 MLPs are FP8. `debug` adds the outputs that docs/graph.md
+    lists for debug builds. Raises OptionError when limits, draft options and model contradict each
+    other, CheckpointError when experts are stored in a form that no op reads.
     """
     if limits.vocab != model.config.vocab:
         raise OptionError(
@@ -71,7 +72,7 @@ def build_network(
         _check_drafts(model, limits, draft)
     model = with_draft_dtype(model, draft.dtype)
     model.shards.check(model.table)
-    w = Writer(model, family, limits, precision)
+    w = Writer(model, family, limits, precision, fp8_mlps)
     for spec in (*interface.steps(family, limits.drafts), *interface.tables(limits)):
         w.input(spec)
     for spec in interface.common_states(limits):

@@ -72,8 +72,12 @@ class Synthetic(Checkpoint):
         tensor, row = self.tensors[name], self.expected[name].row
         leaf, group = name.rpartition(".")[2], self.expected[name].scheme.group
         if "scale" in leaf and tensor.dtype is not DType.F8E4M3:
-            scale = _std(row) / _INT4_RMS if group else _scale(leaf, row)
-            return np.full(tensor.shape, scale, tensor.dtype.numpy)
+            if not group:
+                return np.full(tensor.shape, _scale(leaf, row), tensor.dtype.numpy)
+            # Codes have a mean of half a step: with one sign, all outputs would share it, and every
+            # token would choose the same experts.
+            signs = 1 - 2 * (np.indices(tensor.shape).sum(0) % 2)
+            return np.asarray(signs * (_std(row) / _INT4_RMS), tensor.dtype.numpy)
         if "zero" in leaf:
             return np.full(tensor.shape, 0x77777777, np.int32)  # 7; of GPTQ 8
         if leaf in ("g_idx", "weight_g_idx"):

@@ -351,10 +351,14 @@ class Pack:
     Attributes:
         infer: (attrs, the weight's spec as docs/graph.md has it) -> the packed spec.
         apply: (attrs, array) -> the packed array; numpy only.
+        op: the op after which the packed weight is named, where several have this layout of it.
+        attrs: the attributes that infer and apply read; they are given no other.
     """
 
     infer: Callable[[Attrs, TensorSpec], TensorSpec]
     apply: Callable[[Attrs, Array], Array]
+    op: str = ""
+    attrs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

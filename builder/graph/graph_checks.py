@@ -141,11 +141,12 @@ def layouts(s: Subject) -> Iterator[str]:
         op = s.ops[node.op]
         names = op.names(attrs_of(node, op), len(node.inputs))
         for name, tensor in zip(names, node.inputs, strict=False):
-            packing = _packing(s, tensor)
-            if packing is None and name in op.cuda.packs:
+            packing, its = _packing(s, tensor), op.cuda.packs.get(name)
+            if packing is None and its is not None:
                 yield f"{node.op} {node.name} reads {tensor.name}, which is not packed"
             elif packing is not None:
-                if (packing.op.name, packing.operand) != (node.op, name):
+                suffix = f":{its.op or op.name}" if its is not None else ""
+                if (packing.suffix, packing.operand) != (suffix, name):
                     yield f"{node.op} {node.name} reads {tensor.name}, packed for another operand"
                 elif (spec := packing.spec(_unpacked(s, tensor))) != spec_of(tensor):
                     yield f"{tensor.name} is {_show([spec_of(tensor)])}, packed {_show([spec])}"
@@ -299,7 +300,7 @@ def _unpacked(s: Subject, tensor: gs.Tensor) -> TensorSpec:
     if packing is None:
         return spec_of(tensor)
     source = s.weights[tensor.name].recipe.args[0]
-    name = tensor.name.removesuffix(f":{packing.op.name}")
+    name = tensor.name.removesuffix(packing.suffix)
     return TensorSpec(name, source.dtype, source.shape)
 
 

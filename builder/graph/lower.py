@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.plan.drafts import HeadFacts
-from spark_engine.builder.plan.options import BuildPlan, ModelFacts
+from spark_engine.builder.plan.options import RTX, BuildPlan, ModelFacts
+from spark_engine.errors import OptionError
+from spark_engine.interface import PREFILL
 from spark_engine.models.build_network import build_network
 from spark_engine.models.checkpoint.expected_tensors import VISION
 from spark_engine.models.checkpoint.files import StoredTensor
@@ -18,20 +20,38 @@ from spark_engine.models.config.model_config import FULL, LINEAR
 from spark_engine.models.draft_options import DraftOptions
 from spark_engine.models.draft_vocabulary import listed
 from spark_engine.models.weights.borrowed_scales import borrowed_note
+from spark_engine.models.weights.operands import takes_fp8
 from spark_engine.models.weights.recipes import rounded
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.state.replay_ring import ring_width
 from spark_engine.tensors import DType
 
+MLP_ACTIVATIONS = ("bf16", "fp8")
 NAMED = 3  # rounded matrices that a note lists
 
 
 def lower(model: Model, plan: BuildPlan, family: str) -> FamilyGraph:
     """The unfused graph of `family`. Raises what `build_network` raises."""
     draft = plan.draft or DraftOptions()
-    network = build_network(model, family, plan.limits, plan.precision, plan.debug, draft)
+    fp8 = plan.mlp_activations == "fp8" and family == PREFILL
+    network = build_network(model, family, plan.limits, plan.precision, plan.debug, draft, fp8)
     network.graph.toposort()
     return FamilyGraph(family, network.graph, dict(network.weights), network.states)
+
+
+def check_mlps(model: Model, plan: BuildPlan) -> None:
+    """Raises OptionError for unknown --mlp-activations, and for fp8 where no MLP takes it."""
+    if plan.mlp_activations not in MLP_ACTIVATIONS:
+        known = " or ".join(MLP_ACTIVATIONS)
+        raise OptionError(f"--mlp-activations {plan.mlp_activations} is not known: give {known}")
+    fp8 = plan.mlp_activations == "fp8"
+    if fp8 and plan.target == RTX:
+        raise OptionError(f"--mlp-activations fp8: --target {RTX} has no such op; leave it out")
+    if fp8 and not any(takes_fp8(model, module) for module in model.table.modules):
+        raise OptionError(
+            "--mlp-activations fp8: the checkpoint has no dense MLP in NVFP4 with inputs as they "
+            "are (W4A16); leave it out"
+        )
 
 
 def rounding_notes(families: Iterable[FamilyGraph]) -> tuple[str, ...]:

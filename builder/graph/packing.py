@@ -10,6 +10,7 @@ from spark_engine.builder.graph.edit import variable
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of
 from spark_engine.errors import GraphError
+from spark_engine.kernel import Pack
 from spark_engine.models.weights.recipes import Weight, transform
 from spark_engine.op import DOMAIN, Attr, Op
 from spark_engine.tensors import Array, TensorSpec
@@ -17,19 +18,31 @@ from spark_engine.tensors import Array, TensorSpec
 
 @dataclass(frozen=True)
 class Packing:
-    """One pack of one op as a function that compares equal to another of the same pack."""
+    """One pack of one op as a function that compares equal to another of the same pack.
+
+    `attrs`: those of the node that the pack reads: nodes that differ in others share the weight.
+    """
 
     op: Op
     operand: str
     attrs: tuple[tuple[str, Attr], ...]
 
     def __call__(self, array: Array) -> Array:
-        return self.op.cuda.packs[self.operand].apply(dict(self.attrs), array)
+        return self.pack.apply(dict(self.attrs), array)
 
     def spec(self, spec: TensorSpec) -> TensorSpec:
         """The packed spec, named."""
-        packed = self.op.cuda.packs[self.operand].infer(dict(self.attrs), spec)
-        return replace(packed, name=f"{spec.name}:{self.op.name}")
+        packed = self.pack.infer(dict(self.attrs), spec)
+        return replace(packed, name=f"{spec.name}{self.suffix}")
+
+    @property
+    def suffix(self) -> str:
+        """What the packed weight's name has behind the original's."""
+        return f":{self.pack.op or self.op.name}"
+
+    @property
+    def pack(self) -> Pack:
+        return self.op.cuda.packs[self.operand]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Packing) and self._key() == other._key()
@@ -38,7 +51,7 @@ class Packing:
         return hash(self._key())
 
     def _key(self) -> tuple[object, ...]:
-        return self.op.name, self.operand, self.attrs
+        return self.suffix, self.operand, self.attrs
 
 
 def pack(family: FamilyGraph, ops: Ops) -> None:
@@ -58,7 +71,8 @@ def pack(family: FamilyGraph, ops: Ops) -> None:
             original = node.inputs[i]
             if original.name not in family.weights:
                 raise GraphError(f"{node.name}: packed operand {original.name} is no weight")
-            packing = Packing(op, operand, tuple(sorted(attrs.items())))
+            read = op.cuda.packs[operand].attrs
+            packing = Packing(op, operand, tuple((name, attrs[name]) for name in read))
             weight = family.weights[original.name]
             spec = packing.spec(spec_of(original))
             if spec.name not in inputs:

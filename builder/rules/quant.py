@@ -15,7 +15,7 @@ from spark_engine.builder.graph.nodes import consumers, is_op, is_output, is_sta
 from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
 from spark_engine.builder.rules.weights import stack_scalars
 from spark_engine.interface import MOST_DRAFTS
-from spark_engine.plugins.formats.quantised import quant_of
+from spark_engine.plugins.formats.quantised import BY_TOKEN, quant_of
 from spark_engine.plugins.registry import OPS
 
 QUANT = tuple(op.name for op in OPS if op.quantises)
@@ -35,7 +35,7 @@ def made(context: RewriteContext, node: gs.Node) -> Made:
     y = node.outputs[0]
     readers = consumers(y)
     found = [(quant_of(n.op, n.attrs), n) for n in readers if is_op(n, *QUANT)]
-    found = [(kind, n) for kind, n in found if kind != "fp8_token" or not _heads_apart(node)]
+    found = [(kind, n) for kind, n in found if kind not in BY_TOKEN or not _heads_apart(node)]
     kinds = dict.fromkeys(kind for kind, _ in found)
     groups = tuple((k, tuple(n for kind, n in found if kind == k)) for k in kinds)
     return Made(y, groups, is_output(context.graph, y) or len(found) < len(readers))

@@ -22,6 +22,7 @@ from spark_engine.engine_file import MANIFEST, EngineFolder, open_folder, read_m
 from spark_engine.errors import InternalError, OptionError
 from spark_engine.interface import DECODE, PREFILL, drafts_of
 from spark_engine.manifest import Bucket, Manifest
+from spark_engine.plugins.formats.nvfp4 import W4A8
 from spark_engine.progress import Say
 from spark_engine.runtime.engine.load import EXECUTORS, Loaded, OpenExecutor, load
 from spark_engine.runtime.executors.executor import Executor
@@ -128,6 +129,7 @@ def build_twin(
         cache_gib=0,
         kv_dtype="fp8" if manifest.dtypes.kv.value == "f8e4m3" else manifest.dtypes.kv.value,
         state_dtype=manifest.dtypes.state.value,
+        mlp_activations="fp8" if W4A8.name in (q.format for q in manifest.quantisation) else "bf16",
         gdn_ring=limits.gdn_ring,
         activation=manifest.dtypes.activation.value,
         fuse=fuse,

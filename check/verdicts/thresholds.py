@@ -15,7 +15,7 @@ from spark_engine.manifest import Manifest
 from spark_engine.tensors import DType
 
 PATH = Path(__file__).with_name("thresholds.json")
-ROUNDS_ACTIVATIONS = ("fp8", "fp8_channel", "fp8_block", "nvfp4_a4")
+ROUNDS_ACTIVATIONS = ("fp8", "fp8_channel", "fp8_block", "nvfp4_a4", "nvfp4_a8")
 _COARSENESS = ("f32", "f16", "bf16")
 
 

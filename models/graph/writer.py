@@ -6,6 +6,7 @@ Use one writer per graph.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import onnx_graphsurgeon as gs
@@ -15,7 +16,7 @@ from spark_engine.interface import STATE_OUT, Limits, Precision, tile_of
 from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.checkpoint.tensor_list import Linear, Tensor
 from spark_engine.models.weights import recipes
-from spark_engine.models.weights.operands import Projection, projection
+from spark_engine.models.weights.operands import Projection, projection, takes_fp8
 from spark_engine.models.weights.recipes import Recipe, Weight
 from spark_engine.models.weights.shards import by_rank
 from spark_engine.models.weights.stored_model import Model
@@ -38,7 +39,14 @@ class Writer:
         tile, rows: tokens of a row, and the variables of its slots, starts and counts.
     """
 
-    def __init__(self, model: Model, family: str, limits: Limits, precision: Precision) -> None:
+    def __init__(
+        self,
+        model: Model,
+        family: str,
+        limits: Limits,
+        precision: Precision,
+        fp8_mlps: bool = False,
+    ) -> None:
         self.model, self.config = model, model.config
         self.family, self.tile = family, tile_of(family)
         self.limits, self.precision = limits, precision
@@ -48,6 +56,7 @@ class Writer:
         self._tensors: dict[str, gs.Variable] = {}
         self._rows: Sequence[gs.Variable] = ()
         self._scope = ""
+        self._fp8_mlps = fp8_mlps
         self._quantised: dict[object, dict[str, gs.Variable]] = {}
 
     @property
@@ -192,6 +201,7 @@ class Writer:
         y is named after the module unless `output` names it.
         """
         p = projection(self.model, linear.module, self.model.table[linear.table_key])
+        p = replace(p, fp8_input=self._fp8_mlps and takes_fp8(self.model, linear.module))
         return self.multiply(x, linear.module, p, dtype, output)
 
     def multiply(
@@ -201,7 +211,7 @@ class Writer:
         output, weight = output or f"{module}.y", f"{module}.weight"
         if p.scheme is Scheme.PLAIN:
             return self.matmul(x, self.matrix(weight, p.weight), output, dtype)
-        form = FORMATS[p.scheme.weights]
+        form = FORMATS[p.weights]
         scales = [self.weight(f"{module}.{name}", r) for name, r in p.scales.items()]
         given = self._quantise(x, module, p)
         stored = (self.weight(weight, p.weight), *scales)
@@ -218,11 +228,11 @@ class Writer:
 
     def _quantise(self, x: gs.Variable, module: str, p: Projection) -> dict[str, gs.Variable]:
         """The operands that x becomes in the scheme's form; quantised once per scale value."""
-        inputs = FORMATS[p.scheme.weights].inputs
+        inputs = FORMATS[p.weights].inputs
         if inputs is None:
             return {"x": x}
         value = None if p.input_scale is None else self.model.key_of(p.input_scale)
-        key = (x.name, p.scheme, value)
+        key = (x.name, p.weights, value)
         if key not in self._quantised:
             self._quantised[key] = self._quantiser(x, module, p, inputs)
         return dict(self._quantised[key])

@@ -30,12 +30,19 @@ class Projection:
         scales: the weight's scales by suffix, in operand order.
         input_scale: f32 [], the input's static scale; None without static quantisation of the
             input.
+        fp8_input: the input of NVFP4 weights is quantised to FP8 by token.
     """
 
     scheme: Scheme
     weight: Recipe
     scales: Mapping[str, Recipe] = field(default_factory=dict)
     input_scale: Recipe | None = None
+    fp8_input: bool = False
+
+    @property
+    def weights(self) -> str:
+        """The weight format (plugins/formats) of the projection's op."""
+        return "nvfp4_a8" if self.fp8_input else self.scheme.weights
 
 
 def projection(model: Model, module: str, scheme: Scheme) -> Projection:
@@ -50,6 +57,12 @@ def projection(model: Model, module: str, scheme: Scheme) -> Projection:
     if scheme is not Scheme.PLAIN and model.has(weight) and model.whole(weight).dtype in PLAIN:
         return _share(model, module, quantised(model.whole(weight), scheme))
     return _int4(model, module, scheme) if scheme.group else _READERS[scheme](model, module)
+
+
+def takes_fp8(model: Model, module: str) -> bool:
+    """Whether the module is of a dense NVFP4 MLP, not the draft head's: its input may be FP8."""
+    dense = ".mlp." in module and model.config.moe is None
+    return dense and model.table.modules.get(module) is Scheme.NVFP4
 
 
 def quantised(weight: Recipe, scheme: Scheme) -> Projection:

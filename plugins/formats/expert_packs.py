@@ -60,7 +60,7 @@ def _pack(name: str) -> Pack:
             packed[...] = pack(whole.view(np.uint8)).view(out.dtype)
         return out
 
-    return Pack(infer, apply)
+    return Pack(infer, apply, "grouped_moe", ("format",))
 
 
 PACKS = {name: _pack(name) for name in ("w13", "w13_scale", "w13_scale2", "w2", "w2_scale")}

@@ -94,6 +94,20 @@ def nvfp4_decode(f: Text, packed: str, scale: str, width: int) -> str:
     return f("Reshape", f("Mul", blocks, f("Unsqueeze", scale, [-1])), [0, width])
 
 
+def nvfp4_decode_e4m3(f: Text, packed: str, scale: str, width: int) -> str:
+    """The same, each rounded to e4m3 at an eighth of it."""
+    exact = f("Mul", nvfp4_decode(f, packed, scale, width), 0.125)
+    return f("Mul", f.cast(f.cast(exact, DType.F8E4M3), DType.F32), 8.0)
+
+
+def halves(f: Text, x: str, undo: bool = False) -> str:
+    """f32 [rows, K] with the columns 8, 0, 9, 1, … of each 16, or back from there."""
+    split = f("Reshape", x, [0, -1, 8, 2] if undo else [0, -1, 2, 8])
+    turned = f("Transpose", split, perm=[0, 1, 3, 2])
+    other = f("Gather", turned, np.array([1, 0]), axis=2 if undo else 3)
+    return f("Reshape", other, f("Shape", x))
+
+
 def fp8_block_decode(f: Text, codes: str, scale: str, width: int) -> str:
     """f32 codes [rows, width] times per-row block scales [rows, ⌈width/128⌉]."""
     count = -(-width // FP8_BLOCK)

@@ -22,6 +22,7 @@ E2M1_MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 E2M1_VALUES = np.concatenate([E2M1_MAGNITUDES, -E2M1_MAGNITUDES])
 
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
 Fp8 = NDArray[Any]  # float8_e4m3fn, which numpy's types cannot name
 
@@ -148,6 +149,19 @@ def nvfp4_decode(packed: U8, scale: Fp8) -> F32:
     """code·block_scale [..., K], exact in f32; the global scale is not applied."""
     values = e2m1_decode(unpack(packed))
     return values * scale.astype(np.float32).repeat(NVFP4_BLOCK, axis=-1)
+
+
+def nvfp4_decode_e4m3(packed: U8, scale: Fp8) -> F64:
+    """8 · e4m3(code·block_scale / 8) [..., K]: an eighth of the largest, 6 · 448, is in range."""
+    eighths: F64 = e4m3(nvfp4_decode(packed, scale) / np.float32(8)).astype(np.float64)
+    return 8 * eighths
+
+
+def halves(x: NDArray[Any], undo: bool = False) -> NDArray[Any]:
+    """[rows, K] with the columns 8, 0, 9, 1, … of each 16, or back from there."""
+    shape = (len(x), -1, 8, 2) if undo else (len(x), -1, 2, 8)
+    turned = x.reshape(shape).swapaxes(2, 3)
+    return (turned[:, :, ::-1] if undo else turned[..., ::-1]).reshape(x.shape)
 
 
 def or_one(scale: F32) -> F32:

@@ -2,10 +2,15 @@
 
     nvfp4       activations as they are (W4A16): y = w_scale2 · Σ_k x · (code·w_scale)
     nvfp4_a4    activations in NVFP4 too (W4A4): y = alpha · Σ_k (xq·x_scale) · (code·w_scale)
+    nvfp4_a8    activations in FP8 by token (W4A8): y = w_scale2 · x_scale · Σ_k xq · w8, with
+                w8 = 8 · e4m3(code·w_scale/8)
 
-code·w_scale is exact in bf16 and f32. The file's global scale comes once at the end, per row, so
-that merged projections keep their own (TensorRT Model Optimizer's W4A16_NVFP4). alpha = input
-scale · w_scale2 is one f32 product, made when the graph is lowered.
+code·w_scale is exact in bf16 and f32. e4m3 rounds a quarter of the products, once, to nearest even:
+1.5, 3 and 6 with five of the eight mantissas of a scale, and what is below 2⁻³, to multiples of
+2⁻⁶. Of each 16 columns xq has the second eight and the first in turn, as the kernels' registers.
+The file's global scale comes once at the end, per row, so that merged projections keep their own
+(TensorRT Model Optimizer's W4A16_NVFP4). alpha = input scale · w_scale2 is one f32 product, made
+when the graph is lowered.
 """
 
 from dataclasses import replace
@@ -54,6 +59,35 @@ W4A16 = Format(
         DType.F32: ((1, 8, 3, 64, 32), (65, 16, 4, 128, 48), (3, 4, 4, 32, 16)),
         DType.BF16: ((3, 4, 2, 64, 32),),
     },
+)
+W4A8 = replace(
+    W4A16,
+    name="nvfp4_a8",
+    op="nvfp4_linear_a8",
+    operands=(
+        operands.x("f8[tokens,K]", name="xq"),
+        Operand("x_scale", Role.SCALE, "f32[tokens,1]"),
+        *_STORED,
+    ),
+    decode=lambda v: numpy_codecs.nvfp4_decode_e4m3(v["w"].astype(np.uint8), v["w_scale"]),
+    decode_body=lambda f, v, shape: ff.nvfp4_decode_e4m3(f, v["w"], v["w_scale"], shape[1]),
+    rows=("x_scale", "w_scale2"),
+    inputs=Inputs(
+        quant="fp8_halves",
+        op="fp8_quant",
+        makes=("xq", "x_scale"),
+        quantise=lambda x, scale: numpy_codecs.fp8_token_quantise(numpy_codecs.halves(x)),
+        quantise_body=lambda f, x, scale, k, outs: ff.fp8_token_quantise(f, ff.halves(f, x), outs),
+        decode=lambda v: numpy_codecs.halves(v["xq"].astype(np.float64), undo=True),
+        decode_body=lambda f, v, k: ff.halves(f, v["xq"], undo=True),
+        attrs={"by_token": 1, "halves": 1},
+    ),
+    experts=None,
+    linear_sizes={
+        DType.F32: ((1, 64, 64), (3, 37, 128), (65, 96, 256)),
+        DType.BF16: ((3, 32, 128), (33, 16, 1152), (130, 272, 768)),
+    },
+    expert_sizes={},
 )
 W4A4 = replace(
     W4A16,

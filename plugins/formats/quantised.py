@@ -20,6 +20,7 @@ _FORMATS = {
     form.inputs.quant: (form, form.inputs) for form in FORMATS.values() if form.inputs is not None
 }
 QUANTS = ("none", *_FORMATS)
+BY_TOKEN = tuple(q for q, (_, i) in _FORMATS.items() if i.attrs.get("by_token"))
 LEGAL = {"quant": QUANTS}  # `Op.legal`
 
 

@@ -8,6 +8,7 @@ from spark_engine.plugins.formats.format import Format
 
 _ALL = (
     *(dense.FORMAT, fp8.STATIC, fp8_block.FORMAT, nvfp4.W4A16, nvfp4.W4A4, fp8.BY_TOKEN),
+    nvfp4.W4A8,
     int4.FORMAT,
 )
 FORMATS: Mapping[str, Format] = MappingProxyType({form.name: form for form in _ALL})

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.weightless_plan import opened, options, plan_of
 from spark_engine.builder.graph.lower import facts_of
 from spark_engine.builder.plan.options import Options, resolve
+from tests.checkpoints import write_checkpoint
 from tests.models import next_configs
 
 
@@ -30,3 +31,11 @@ def test_every_node_of_qwen3_next_has_a_tactic(format: str, tmp_path: Path) -> N
         experts = ops.count("moe_norm_quant"), ops.count("grouped_moe"), ops.count("shared_gate")
         # of nvfp4_a4 the shared expert is bf16, so it is not one of the grouped ones
         assert experts == ((0, 2, 2) if format == "nvfp4_a4" else (2, 0, 0))
+
+
+@pytest.mark.parametrize("format", ["ct_fp8_channel", "ct_nvfp4_a4", "modelopt_mixed", "gptq"])
+def test_families_of_a_mixture_share_its_weights(format: str, tmp_path: Path) -> None:
+    """The last layer's experts are followed by other norms in decode than in verification."""
+    write_checkpoint(tmp_path, {"mtp_num_hidden_layers": 1}, format=format, moe=True)
+    wishes = {"decode": (1, 32), "prefill": (64,), "verify": ((32, 3),), "max_seqs": 32}
+    assert len(plan_of(tmp_path, options("sm_90a", **wishes, max_context=128))) == 4

@@ -218,4 +218,5 @@ def test_int4_weights_have_gain_one(tmp_path: Path, format: str) -> None:
     parts = [r.evaluate(model.checkpoint) for r in (found.weight, *found.scales.values())]
     w = int4.FORMAT.decode({"w": parts[0], "w_scale": parts[1]}) * parts[2][:, None]
     assert np.sqrt((w**2).mean()) == pytest.approx(256**-0.5, rel=0.03)
-    assert abs(w.mean()) < 0.2 * 256**-0.5
+    # A mean of half a code's step, 0.11 of the deviation, would be all that deep layers compute.
+    assert abs(w.mean()) < 0.03 * 256**-0.5

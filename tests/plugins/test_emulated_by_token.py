@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from spark_engine.op import Case, Op
+from spark_engine.plugins.formats.quantised import BY_TOKEN
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.tensors import DType
 from tests.plugins import cuda_node, emulated
@@ -22,7 +23,7 @@ def cases() -> list[object]:
         for case in cuda_node.cases_of(op):
             first = case.inputs(np.random.default_rng(1))[0]
             whole = first.dtype == DType.BF16.numpy and first.shape[1] % 8 == 0
-            own = case.attrs.get("quant") == "fp8_token" or case.attrs.get("by_token")
+            own = case.attrs.get("quant") in BY_TOKEN or case.attrs.get("by_token")
             if own and whole and int(case.attrs.get("head_dim", 0)) % 8 == 0:
                 found.append(pytest.param(op, case, id=f"{op.name}-{case.label}"))
     return found

@@ -11,7 +11,7 @@ from functools import partial
 
 from spark_engine.interface import PREFILL_TILE
 from spark_engine.kernel import Early, Plan, Scratch, Target
-from spark_engine.plugins.formats.quantised import QUANTS
+from spark_engine.plugins.formats.quantised import BY_TOKEN, QUANTS
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.plugins.state.paged_kv import SECTIONS, Sizes, sizes_of
 from spark_engine.plugins.tuning import sm_90a, sm_121a
@@ -105,8 +105,8 @@ def refuse_group(node: Node, size: Chunks) -> str | None:
     s = sizes(node)
     if node.attrs.get("quant") == "fp8_block" and s.dim % 128:
         return f"heads of {s.dim} columns do not come in 128-column blocks of fp8_block"
-    if node.attrs.get("quant") == "fp8_token":
-        return "the heads of a token are in several blocks, and fp8_token has one scale for all"
+    if node.attrs.get("quant") in BY_TOKEN:
+        return f"the heads of a token are in several blocks, and {BY_TOKEN} have a scale for all"
     if node.number("n") > COPIES:
         return f"{node.number('n')} quantised copies; at most {COPIES} are written"
     if size.large != node.target.large_shared:

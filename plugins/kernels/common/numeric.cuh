@@ -46,6 +46,12 @@ DEVICE u32 sub_bf16x2(u32 a, u32 b) {
   return difference;
 }
 // (word & keep) | add in one instruction.
+// Bytes of b:a by the low four nibbles of `order`, each up to 7: __byte_perm without its mask.
+DEVICE u32 permuted(u32 a, u32 b, u32 order) {
+  u32 r;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(order));
+  return r;
+}
 DEVICE u32 kept_or(u32 word, u32 keep, u32 add) {
   u32 r;
   asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(word), "r"(keep), "r"(add));

@@ -5,7 +5,8 @@
 // warp and a 16-wide one two lanes. All lanes of a warp call together.
 // Macros: K (columns a row; K % 8 = 0, nvfp4: 16), KEEP (1: y itself is stored), QUANT (0 none, 1
 // fp8, 2 fp8_block, 3 nvfp4, 4 fp8_token), COPIES (with a scale each; fp8_block and fp8_token have
-// none and one copy). Of fp8_token a block has whole rows, and asks for `token_scale` first.
+// none and one copy). Of fp8_token a block has whole rows, and asks for `token_scale` first; with
+// HALVES the codes of each 16 columns are those of 8, 0, 9, 1, … (K % 16 = 0).
 #pragma once
 #include "common/numeric.cuh"
 
@@ -48,6 +49,12 @@ DEVICE uint2 codes8(const float (&y)[8], float scale) {
 
 DEVICE void emit_fp8(const float (&y)[8], i64 at, float scale, u8* q, bool live) {
   uint2 codes = codes8(y, scale);
+#ifdef HALVES
+  const bool second = threadIdx.x & 1;  // eights are two lanes'
+  const u32 other = __shfl_xor_sync(~0u, second ? codes.x : codes.y, 1);
+  const u32 low = second ? other : codes.x, high = second ? codes.y : other;
+  codes = make_uint2(__byte_perm(low, high, 0x1504), __byte_perm(low, high, 0x3726));
+#endif
   if (live) *(uint2*)(q + at) = codes;
 }
 DEVICE void emit_fp8_block(const float (&y)[8], i64 row, int column, u8* q, float* s, bool live) {

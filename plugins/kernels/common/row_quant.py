@@ -35,11 +35,14 @@ def refuse_copies(node: Node) -> str | None:
 
 def macros(node: Node, columns: int, **more: int | float) -> dict[str, int | float]:
     """The macros of `row_quant.cuh`, and `more`."""
+    quant = node.text("quant")
+    halves = {"HALVES": 1} if quant == "fp8_halves" else {}
     return {
         "K": columns,
         "KEEP": node.number("keep"),
-        "QUANT": quantised.QUANTS.index(node.text("quant")),
+        "QUANT": quantised.QUANTS.index("fp8_token" if halves else quant),
         "COPIES": node.number("n") if quantised.takes_scales(node.attrs) else 1,
+        **halves,
         **more,
     }
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from spark_engine.kernel import Early, Plan, Scratch
-from spark_engine.plugins.formats.quantised import QUANTS
+from spark_engine.plugins.formats.quantised import BY_TOKEN, QUANTS
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.plugins.state.replay_ring import FOLD_ROWS
 from spark_engine.plugins.tuning.sizes import HEADS, HeadBlocks
@@ -140,8 +140,8 @@ def _refuse_ends(p: Problem, node: Node) -> str | None:
         return f"rows of {width} columns are not read four at a time"
     if p.quant == "fp8_block" and p.value_dim != 128:
         return f"a head of {p.value_dim} columns is not one 128-column block of fp8_block"
-    if p.quant == "fp8_token":
-        return "the heads of a token are in several blocks, and fp8_token has one scale for all"
+    if p.quant in BY_TOKEN:
+        return f"the heads of a token are in several blocks, and {BY_TOKEN} have a scale for all"
     if p.copies > COPIES:
         return f"{p.copies} quantised copies; at most {COPIES} are written"
     return None

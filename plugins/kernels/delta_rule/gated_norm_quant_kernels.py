@@ -3,6 +3,7 @@
 import math
 
 from spark_engine.kernel import Attrs, Plan
+from spark_engine.plugins.formats.quantised import BY_TOKEN
 from spark_engine.plugins.kernels.common import row_quant as rq
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 
@@ -15,7 +16,7 @@ SCALE_COLUMNS = 128  # of fp8_block; a block of threads begins at a multiple of 
 def _columns(node: Node) -> int:
     """Columns of a block: whole heads and whole scales of fp8_block, or the whole row."""
     k, dim = node.shape("K", "Dv")
-    if node.text("quant") == "fp8_token":
+    if node.text("quant") in BY_TOKEN:
         return k
     least = math.lcm(dim, SCALE_COLUMNS)
     return min(k, max(CHUNK // least, 1) * least)

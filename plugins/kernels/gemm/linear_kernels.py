@@ -20,6 +20,7 @@ SERVED: Mapping[str, tuple[tuple[Candidate, ...], Mapping[str, Pack]]] = {
     "fp8": (linear_fp8_kernels.CANDIDATES, linear_fp8_kernels.PACKS),
     "fp8_block": (linear_fp8_block_kernels.CANDIDATES, linear_fp8_block_kernels.PACKS),
     "nvfp4": (linear_nvfp4_kernels.CANDIDATES, linear_nvfp4_kernels.PACKS),
+    "nvfp4_a8": (linear_nvfp4_kernels.A8_CANDIDATES, linear_nvfp4_kernels.PACKS),
     "nvfp4_a4": (linear_nvfp4_a4_kernels.CANDIDATES, linear_nvfp4_a4_kernels.PACKS),
     "int4": (linear_nvfp4_kernels.INT4_CANDIDATES, linear_nvfp4_kernels.INT4_PACKS),
 }

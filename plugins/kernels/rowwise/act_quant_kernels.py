@@ -4,6 +4,7 @@ All use one kernel, `act_quant_fma.cu`: an activation or none, then bf16 and qua
 """
 
 from spark_engine.kernel import Early, Plan
+from spark_engine.plugins.formats.quantised import BY_TOKEN
 from spark_engine.plugins.kernels.common import row_quant as rq
 from spark_engine.plugins.launch import Candidate, Kernel, Node, Whole
 from spark_engine.tensors import TensorSpec
@@ -27,7 +28,7 @@ def _activations(node: Node) -> tuple[TensorSpec, ...]:
 def _refuse(node: Node) -> str | None:
     _, k = _rows(node)
     reason = rq.refuse_rows(_activations(node), k) or rq.refuse_copies(node)
-    if reason is None and node.text("quant") == "fp8_token" and k > MOST_TOKEN:
+    if reason is None and node.text("quant") in BY_TOKEN and k > MOST_TOKEN:
         return f"a row of {k} does not fit the registers of a block; at most {MOST_TOKEN} do"
     if reason is None and "qkv" in node:
         widths = ("head_dim", node.number("head_dim")), ("qkv's row", node["qkv"].dims[1])
@@ -41,7 +42,7 @@ def _plan(node: Node) -> Plan:
     rows, k = _rows(node)
     threads = min(THREADS, rq.whole_warps(-(-k // rq.VECTOR)))
     chunks, more = -(-k // (threads * rq.VECTOR)), dict[str, int]()
-    if node.text("quant") == "fp8_token":
+    if node.text("quant") in BY_TOKEN:
         threads, more["VECS"] = rq.threads_of(k)
         chunks = 1
     if "qkv" in node:

@@ -114,6 +114,7 @@ CASES = (
     _case(3, 64, "none", add=1, keep=1),
     _case(7, 200, "fp8_token", add=1, keep=1),
     _case(1, 8200, "fp8_token"),
+    _case(3, 208, "fp8_halves", add=1),
     _case(3, 128, "fp8", add=1, keep=1, dtype=DType.BF16),
     _case(3, 128, "nvfp4", add=1, dtype=DType.BF16),
 )

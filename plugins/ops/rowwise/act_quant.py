@@ -94,6 +94,7 @@ CASES = (
     _case("sigmoid_gate", 3, 48, "nvfp4", n=2),
     _case("silu_mul", 3, 17408, "fp8_token"),
     _case("sigmoid_gate", 7, 200, "fp8_token", keep=1),
+    _case("silu_mul", 3, 272, "fp8_halves"),
     _case("silu_mul", 3, 64, "fp8", keep=1, dtype=DType.BF16),
     _case("sigmoid_gate", 3, 64, "nvfp4", dtype=DType.BF16),
 )

@@ -1,18 +1,21 @@
 """FP8 quantisation: f8 = e4m3(clamp(x / scale, ±448)), by one scale for all tokens or `by_token`.
 
 `scale` is the checkpoint's input_scale, amax/448 of calibration (TensorRT Model Optimizer). That of
-a token is its own amax/448 (1 if 0), a result (compressed-tensors' FP8_DYNAMIC).
+a token is its own amax/448 (1 if 0), a result (compressed-tensors' FP8_DYNAMIC). With `halves` the
+codes of each 16 columns are those of 8, 0, 9, 1, … (plugins/formats/nvfp4.py).
 """
 
 import numpy as np
 
+from spark_engine.named import Named
 from spark_engine.op import Attrs, Case, Inputs, Op
 from spark_engine.operand import Operand, Result, Role, When
 from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.formats import numpy_codecs
-from spark_engine.plugins.formats.format_fragments import fp8_quantise, fp8_token_quantise
+from spark_engine.plugins.formats.format_fragments import fp8_quantise, fp8_token_quantise, halves
+from spark_engine.plugins.formats.numpy_codecs import NVFP4_BLOCK
 from spark_engine.plugins.formats.quantised import quant_of
 from spark_engine.plugins.kernels.rowwise import act_quant_kernels
 from spark_engine.plugins.launch import serve
@@ -22,6 +25,7 @@ from spark_engine.tensors import Array, DType, TensorSpec
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """(x, [scale]) -> (codes, [x_scale])."""
     x, *scale = (a.astype(np.float32) for a in arrays)
+    x = numpy_codecs.halves(x) if attrs.get("halves") else x
     return (numpy_codecs.fp8_quantise(x, *scale),) if scale else numpy_codecs.fp8_token_quantise(x)
 
 
@@ -29,7 +33,8 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Divide, clamp, cast."""
     f = Text()
     if attrs.get("by_token"):
-        fp8_token_quantise(f, widen(f, "x"), ("codes", "x_scale"))
+        x = halves(f, widen(f, "x")) if attrs.get("halves") else widen(f, "x")
+        fp8_token_quantise(f, x, ("codes", "x_scale"))
         return f.function("fp8_quant", ("x",), ("codes", "x_scale"))
     fp8_quantise(f, widen(f, "x"), "scale", "codes")
     return f.function("fp8_quant", ("x", "scale"), ("codes",))
@@ -45,6 +50,7 @@ def _inputs(rows: int, width: int, dtype: DType = DType.F32, scaled: bool = True
 
 NAN_ROW = random_arrays.ignore_rows(5)
 _TOKEN: Attrs = {"by_token": 1}
+_HALVES: Attrs = {"by_token": 1, "halves": 1}
 CASES = (
     Case("one row", {}, _inputs(1, 64)),
     Case("awkward values, odd width", {}, _inputs(7, 37), ignore=NAN_ROW),
@@ -52,8 +58,18 @@ CASES = (
     Case("bf16", {}, _inputs(6, 64, DType.BF16), ignore=NAN_ROW),
     Case("by token", _TOKEN, _inputs(1, 64, scaled=False)),
     Case("by token, odd width", _TOKEN, _inputs(7, 37, scaled=False), ignore=NAN_ROW),
+    Case("halves", _HALVES, _inputs(7, 48, scaled=False), ignore=NAN_ROW),
+    Case("halves, bf16", _HALVES, _inputs(6, 272, DType.BF16, False), ignore=NAN_ROW),
     Case("by token, wide bf16", _TOKEN, _inputs(6, 17408, DType.BF16, False), ignore=NAN_ROW),
 )
+
+
+def _check(node: Named) -> str | None:
+    k, halves = node.dim("K"), node.number("halves")
+    if halves and (k % NVFP4_BLOCK or not node.number("by_token")):
+        return f"K is {k}; halves is for scales by token and for whole blocks of {NVFP4_BLOCK}"
+    return None
+
 
 OP = serve(
     Op(
@@ -63,7 +79,8 @@ OP = serve(
             Result("codes", "f8[tokens,K]"),
             Result("x_scale", "f32[tokens,1]", When("by_token")),
         ),
-        attrs={"by_token": 0},
+        attrs={"by_token": 0, "halves": 0},
+        check=_check,
         reference=reference,
         body=body,
         cases=CASES,

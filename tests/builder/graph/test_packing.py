@@ -10,7 +10,7 @@ from spark_engine.builder.graph import graph_checks
 from spark_engine.builder.graph.edit import variable
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.graph_checks import Subject
-from spark_engine.builder.graph.nodes import spec_of
+from spark_engine.builder.graph.nodes import Ops, spec_of
 from spark_engine.builder.graph.packing import Packing, pack
 from spark_engine.errors import GraphError
 from spark_engine.interface import Limits
@@ -29,16 +29,18 @@ def _scaled(attrs: Attrs, array: Array) -> Array:
 
 def packing_op(name: str) -> Op:
     """An op of x, w and perhaps a bias; w and bias are packed by an attribute."""
-    same = Pack(lambda attrs, spec: spec, _scaled)
+    same = Pack(lambda attrs, spec: spec, _scaled, attrs=("by",))
     made = toy._op(
         name, ("x", "w", "bias"), "y = Add(x, w)", cuda=Cuda(packs={"w": same, "bias": same})
     )
-    return replace(made, attrs={"by": 2})
+    return replace(made, attrs={"by": 2, "keep": 0})
 
 
-OPS = {name: packing_op(name) for name in ("one", "two")}
+OPS: dict[str, Op] = {name: packing_op(name) for name in ("one", "two")}
 _WIDER = Pack(
-    lambda attrs, spec: replace(spec, shape=(spec.shape[0] + 2, *spec.shape[1:])), _scaled
+    lambda attrs, spec: replace(spec, shape=(spec.shape[0] + 2, *spec.shape[1:])),
+    _scaled,
+    attrs=("by",),
 )
 OPS["wide"] = replace(packing_op("wide"), cuda=Cuda(packs={"w": _WIDER}))
 
@@ -92,6 +94,18 @@ def test_packings_are_equal_by_op_operand_and_attributes() -> None:
     assert all(other != same[0] for other in others) and same[0] != "one"
 
 
+def test_nodes_share_a_weight_unless_the_pack_reads_what_differs() -> None:
+    """In one graph and in two; so do ops with packs of one name."""
+    like = replace(OPS["two"].cuda.packs["w"], op="one")
+    ops = OPS | {"two": replace(OPS["two"], cuda=Cuda(packs={"w": like}))}
+    made, other = lowered(("one", 3), ("two", 3)), lowered(("two", 3))
+    made.graph.nodes[1].attrs["keep"] = 1
+    for family in (made, other):
+        pack(family, ops)
+    assert list(made.weights) == ["w:one"] and made.weights == other.weights
+    assert complaints(made, ops) == complaints(other, ops) == []
+
+
 def test_an_operand_that_is_no_weight_is_our_bug() -> None:
     made = lowered(("one", 3))
     made.weights.clear()
@@ -99,9 +113,9 @@ def test_an_operand_that_is_no_weight_is_our_bug() -> None:
         pack(made, OPS)
 
 
-def complaints(made: FamilyGraph) -> list[str]:
+def complaints(made: FamilyGraph, ops: Ops = OPS) -> list[str]:
     """Of a packed graph: what its weights' layouts and its nodes' shapes are found to be."""
-    subject = Subject.of(made, Limits(1, 64, 1, 5), OPS)
+    subject = Subject.of(made, Limits(1, 64, 1, 5), ops)
     return [*graph_checks.layouts(subject), *graph_checks.inference(subject)]
 
 

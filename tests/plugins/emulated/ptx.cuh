@@ -251,6 +251,7 @@ inline u32 mul_bf16x2(u32 a, u32 b) {
   return pack_bf16(value_of_bf16(a & 0xffff) * value_of_bf16(b & 0xffff),
                    value_of_bf16(a >> 16) * value_of_bf16(b >> 16));
 }
+inline u32 permuted(u32 a, u32 b, u32 order) { return __byte_perm(a, b, order); }
 inline u32 kept_or(u32 word, u32 keep, u32 add) { return word & keep | add; }
 inline u32 fma_bf16x2(u32 a, u32 b, u32 c) {  // by sums that are exact
   return pack_bf16(

@@ -11,8 +11,8 @@
 // load, decode (to a[step][register]), multiply, and what stream_k_mma.cuh asks for.
 // Macros: BLOCK_N, BLOCK_M, WARP_TILES, STAGE_SLABS (k-slabs a stage), CUT (k-slabs between cuts, a
 // multiple of STAGE_SLABS), STAGES, WGMMA, OUT_BF16, RAGGED (n % 16), WHOLE_K (k is whole k-slabs),
-// RESIDENT (blocks a multiprocessor); WARPS_M (warps that share an m16 tile), BAND (tiles along m
-// of a band; blocks take whole tiles in turn) if given. Layout of weights: linear_layout.py.
+// RESIDENT (blocks an SM), and if given W_SLABS (packed k-slabs of weights in one), WARPS_M (warps
+// that share an m16 tile), BAND (tiles along m of a band). Layout of weights: linear_layout.py.
 #pragma once
 #include "gemm/stream_k/stream_k_epilogue.cuh"
 #if WGMMA
@@ -32,8 +32,13 @@ struct Mine {
 #ifndef SCALED
   // Part i of a stage: slab i / WARP_TILES, m16 i % WARP_TILES.
   DEVICE Raw part(u32 stage, int i) const {
-    const u32 at = place[i % WARP_TILES] + i / WARP_TILES * step;
-    return load(stage + STAGE_X + at * KSLAB_W, stage + STAGE_X + STAGE_W + at * SCALE_BYTES);
+    const u32 at = place[i % WARP_TILES] + i / WARP_TILES * W_SLABS * step;
+    const u32 w = stage + STAGE_X + at * KSLAB_W, s = stage + STAGE_X + STAGE_W + at * SCALE_BYTES;
+#if W_SLABS > 1
+    return load(w, s, step);
+#else
+    return load(w, s);
+#endif
   }
 #endif
 };

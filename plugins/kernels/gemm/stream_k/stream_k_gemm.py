@@ -41,6 +41,7 @@ class StreamKForm:
     x_bytes: int
     x_scale_bytes: int = 0  # of an activation row's k-slab; 4: an f32, and weights have one too
     k: str = "K"  # of the problem, in the op's dimensions
+    table_bytes: int = 0  # of the shared memory, besides the ring and barriers
     held: int = 9  # m16 tiles that one of 16 skinny warps holds, whatever the rows, without spills
     more: Callable[[Node], Macros] = lambda node: {}  # macros of stream-K's epilogue
 
@@ -165,7 +166,7 @@ def choose(
     block_n = next((r for r in (64, 128) if problem.n <= r), most)
     shared = 2 if not wgmma and block_n >= 128 and block_m >= 128 else 1
     # mma.sync and wgmma give the same bits for bf16; the former is ahead at up to 8 rows.
-    wgmma = wgmma and not (form.weight_bits == 4 and block_m < SMALL)
+    wgmma = wgmma and not (form.weight_bits == 4 and form.x_bytes == 2 and block_m < SMALL)
     tile = StreamKConfig(block_n, block_m, shared, 1, 2, wgmma, warps_m=shared)
     return fill(tile, problem, form, target)
 
@@ -207,6 +208,7 @@ def fill(tile: StreamKConfig, problem: Problem, form: StreamKForm, target: Targe
     cut = cut_of(tile.block_n, problem, form, target)
     one = replace(tile, stage_slabs=1).stage_bytes(form)
     room = target.shared_bytes // tile.resident - 2 * _RESERVED * (tile.resident - 1) - _RESERVED
+    room -= form.table_bytes
     decoding = form.weight_bits == 4
     wanted = ((4, 3 if tile.wgmma and decoding else 5), (2, 3 if tile.wgmma else 5))
     fitting = [u for u, s in wanted if cut % u == 0 and room // (u * one) >= s]

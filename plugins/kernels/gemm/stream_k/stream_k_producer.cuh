@@ -9,16 +9,20 @@
 #ifndef WARPS_M
 #define WARPS_M 1
 #endif
+#ifndef W_SLABS
+#define W_SLABS 1
+#endif
 constexpr int KSLAB_K = 128 / X_BYTES;
-constexpr int KSLAB_W = 16 * KSLAB_K * ELEMENT_BITS / 8;  // bytes of an m16 tile's k-slab
+constexpr int STAGE_PACKED = STAGE_SLABS * W_SLABS;                 // k-slabs as weights are packed
+constexpr int KSLAB_W = 16 * KSLAB_K * ELEMENT_BITS / 8 / W_SLABS;  // bytes of such an m16 tile's
 constexpr int PANEL = 256;
 constexpr int BLOCK_TILES = BLOCK_N / 16;
 constexpr int NJ = BLOCK_M / 8 / WARPS_M;                   // of a warp
 constexpr int WARPS = BLOCK_N / 16 / WARP_TILES * WARPS_M;  // consumers
 constexpr int THREADS = WARPS * 32;
 constexpr int STAGE_X = STAGE_SLABS * BLOCK_M * 128;
-constexpr int STAGE_W = BLOCK_TILES * STAGE_SLABS * KSLAB_W;
-constexpr int STAGE_S = BLOCK_TILES * STAGE_SLABS * SCALE_BYTES;
+constexpr int STAGE_W = BLOCK_TILES * STAGE_PACKED * KSLAB_W;
+constexpr int STAGE_S = BLOCK_TILES * STAGE_PACKED * SCALE_BYTES;
 // With SLAB_SCALES a k-slab has an f32 of each activation row, then one of the tile's weights.
 #ifdef SLAB_SCALES
 constexpr int SLAB_XS = BLOCK_M < 32 ? 128 : BLOCK_M * 4 + 128;
@@ -161,12 +165,12 @@ DEVICE void produce_weights(const Problem& p, const Ring& r, u32 i, const WorkCu
                             u64 policy) {
   const int m16_tiles = min(BLOCK_N, p.rows - c.at.n) / 16;
   const int panel0 = c.at.n / PANEL * PANEL, panel_tiles = min(PANEL, p.rows - panel0) / 16;
-  const u64 first = (u64)(panel0 / 16) * p.stages * STAGE_SLABS +
-                    c.stage * STAGE_SLABS * panel_tiles + (c.at.n - panel0) / 16;
+  const u64 first = (u64)(panel0 / 16) * p.stages * STAGE_PACKED +
+                    c.stage * STAGE_PACKED * panel_tiles + (c.at.n - panel0) / 16;
   const u32 full = r.full + i * 8, w = r.stage(i) + STAGE_X;
-  barrier_expect(full, STAGE_SLABS * m16_tiles * (KSLAB_W + SCALE_BYTES));
-  const int copies = m16_tiles == panel_tiles ? 1 : STAGE_SLABS;
-  const int pieces = STAGE_SLABS / copies * m16_tiles;
+  barrier_expect(full, STAGE_PACKED * m16_tiles * (KSLAB_W + SCALE_BYTES));
+  const int copies = m16_tiles == panel_tiles ? 1 : STAGE_PACKED;
+  const int pieces = STAGE_PACKED / copies * m16_tiles;
 #pragma unroll 1
   for (int u = 0; u < copies; ++u) {
     const u64 from = first + u * panel_tiles;
