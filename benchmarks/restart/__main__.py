@@ -1,6 +1,6 @@
 """Time to the first token of a conversation's next turn: cold, warm, and after a restart.
 
-`python -m benchmarks.time_restart [ENGINE] [--tokens N] [--folder FOLDER]` (the embedded model and
+`python -m benchmarks.restart [ENGINE] [--tokens N] [--folder FOLDER]` (the embedded model and
 three quarters of its context by default) answers a prompt of N random tokens, then its next turn of
 40 more in memory; closes the engine, opens it again over the same `cache_dir`, and answers that
 turn there, once it has read what was used last, and again when memory has lost it; then once more
