@@ -34,12 +34,19 @@ SERVED, NONE_SERVED = 0, 1
     metavar="G",
     help="GiB that stay with the host where a GPU shares its memory; by default 10.",
 )
+@click.option(
+    "--cache-dir",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Examine also this folder of spark-run --cache-dir.",
+)
 @click.option("--no-load", is_flag=True, help="Do not work on the GPU: no clock, no bandwidth.")
 def doctor(
     folders: tuple[Path, ...],
     device: int | None,
     as_json: bool,
     host_gib: float | None,
+    cache_dir: Path | None,
     no_load: bool,
 ) -> None:
     """Checks this machine: which engines it can serve, and what to do where it cannot.
@@ -50,7 +57,7 @@ def doctor(
     with command(f"spark-run {NAME}"):
         name = choose(os.environ, device)
         host_bytes = None if host_gib is None else int(host_gib * GIB)
-        report = examine(folders, not no_load, name or "0", host_bytes)
+        report = examine(folders, not no_load, name or "0", host_bytes, cache_dir)
         if as_json:
             click.echo(json.dumps(report.to_json(), indent=2))
         else:
@@ -60,10 +67,15 @@ def doctor(
 
 
 def examine(
-    folders: tuple[Path, ...], load: bool, device: str = "0", host_bytes: int | None = None
+    folders: tuple[Path, ...],
+    load: bool,
+    device: str = "0",
+    host_bytes: int | None = None,
+    prefixes: Path | None = None,
 ) -> DoctorReport:
     """Checks everything; with `load` the GPU works for a second. `device`: its name for nvidia-smi.
-    `host_bytes`: reserved for the host where GPU and host share memory; None: the default."""
+    `host_bytes`: reserved for the host where GPU and host share memory; None: the default.
+    `prefixes`: a folder of the prefix cache."""
     host, found = machine.host(), gpu.diagnose(load, device, host_bytes)
     paths = engines.folders(folders)
     total = found.card.memory if found.card else None
@@ -74,6 +86,7 @@ def examine(
         gpu=found,
         extras=machine.extras(),
         disk={str(path): machine.disk(path) for path in (*places, *([cache] if apart else []))},
+        prefixes={} if prefixes is None else {str(prefixes): machine.prefixes(prefixes)},
         engines=[engines.fit(path, total, host.available, found.why, host_bytes) for path in paths],
         hub_cache=str(cache) if apart else None,
     )

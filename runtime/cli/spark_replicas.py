@@ -36,7 +36,8 @@ NAME = "spark-replicas"
 LOCAL = "127.0.0.1"
 F = TypeVar("F", bound=Callable[..., Any])
 _SERVING = (Group.ENGINE, Group.MEASURING, Group.SERVER, Group.SECURITY, Group.LOGGING)
-_NOT = ("--device", "--profile", "--hosts", "--rank")  # options of one process on one machine
+# Options of one process on one machine.
+_NOT = ("--device", "--profile", "--hosts", "--rank", "--cache-dir", "--cache-dir-gib")
 ROWS = tuple(r for r in OPTIONS if r.group in _SERVING and r.flag not in _NOT)
 POLICIES = ("prefix", "least", "turn")
 _BY = click.option(

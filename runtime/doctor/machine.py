@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from spark_engine.device.host_memory import MEMINFO, available_memory
+from spark_engine.errors import OptionError
+from spark_engine.runtime.engine.disk.cache_folder import check_owner, files_in
 
 PACKAGE = "spark-engine"
 EXTRAS = ("cuda", "hub", "check", "bench", "otel", "trt")  # the extras for users
@@ -94,6 +96,19 @@ def disk(folder: Path) -> int | None:
         return shutil.disk_usage(_above(folder)).free
     except OSError:
         return None
+
+
+def prefixes(folder: Path) -> tuple[int, str]:
+    """Bytes of the prefix cache's files in a folder, and why a server would refuse that."""
+    try:
+        check_owner(folder)
+        return sum(size for _, _, size in files_in(folder)), ""
+    except FileNotFoundError:
+        return 0, ""  # the server makes it
+    except OptionError as error:
+        return 0, str(error)
+    except OSError as error:
+        return 0, f"--cache-dir {folder}: {error.strerror}: name a folder that this user may write"
 
 
 def same_disk(one: Path, other: Path) -> bool:

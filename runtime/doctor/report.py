@@ -4,7 +4,7 @@ Knows no GPU and no file; the caller passes the findings.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ SWAPPED = GIB  # bytes in swap above which a GPU that shares the memory is slow
 @dataclass(frozen=True)
 class DoctorReport:
     """All findings. `extras`: the missing packages of each; `disk`: free bytes by folder;
-    `hub_cache`: the folder of Hugging Face's cache, if it is on another disk."""
+    `hub_cache`: the folder of Hugging Face's cache, if it is on another disk; `prefixes`: of a
+    folder for the prefix cache its bytes, and why a server would refuse it."""
 
     host: Host
     gpu: Diagnosis
@@ -31,6 +32,7 @@ class DoctorReport:
     disk: Mapping[str, int | None]
     engines: Sequence[Fit]
     hub_cache: str | None = None
+    prefixes: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
     @property
     def served(self) -> bool:
@@ -39,7 +41,8 @@ class DoctorReport:
     @property
     def advice(self) -> list[str]:
         """Remedies, the most urgent first."""
-        return [*self.gpu.advice, *self._of_memory(), *self._of_disk(), *self._of_engines()]
+        kept = [why for _, why in self.prefixes.values() if why]
+        return [*self.gpu.advice, *self._of_memory(), *self._of_disk(), *kept, *self._of_engines()]
 
     def to_json(self) -> dict[str, Any]:
         """The report for programs; bytes, bytes a second, MHz. docs/operate/capacity.md lists the
@@ -54,6 +57,7 @@ class DoctorReport:
             "gpu_why": self.gpu.why or None,
             "extras": {name: list(missing) for name, missing in self.extras.items()},
             "disk": dict(self.disk),
+            "prefix_cache": {path: used for path, (used, _) in self.prefixes.items()},
             "engines": [asdict(engine) for engine in self.engines],
             "advice": self.advice,
         }
@@ -67,6 +71,8 @@ class DoctorReport:
         yield f"host memory {_gib(host.available)} of {_gib(host.total)} available{swap}"
         for folder, free in self.disk.items():
             yield f"disk        {_gib(free)} free for {folder}"
+        for folder, (used, _) in self.prefixes.items():
+            yield f"prefixes    {_gib(used)} of the prefix cache in {folder}"
         installed = [name for name, missing in self.extras.items() if not missing]
         absent = [name for name, missing in self.extras.items() if missing]
         lacks = f"; not installed: {', '.join(absent)} ({extra(*absent)})" if absent else ""

@@ -10,17 +10,21 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
+from hashlib import blake2b
+from importlib.metadata import version
 from pathlib import Path
 
-from spark_engine.errors import InternalError, RequestError
+from spark_engine.errors import InternalError, OptionError, RequestError
 from spark_engine.interface import DECODE, DRAFT_HEAD, PREFILL, PREFILL_TILE, verify_family
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.constraint import Grammars
+from spark_engine.runtime.engine.disk.cache_folder import CacheFolder
+from spark_engine.runtime.engine.disk.disk_cache import DISK_BYTES, DiskCache
 from spark_engine.runtime.engine.draft_counts import MTP, DraftCounts
-from spark_engine.runtime.engine.load import Loaded, load
+from spark_engine.runtime.engine.load import GIB, Loaded, load
 from spark_engine.runtime.engine.masks import Masks
 from spark_engine.runtime.engine.policy.pacing import BALANCED, PrefillPolicy
-from spark_engine.runtime.engine.request import Event, FinishReason, Request, capacity
+from spark_engine.runtime.engine.request import Event, FinishReason, Request, Status, capacity
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import EngineSizes
@@ -29,7 +33,7 @@ from spark_engine.runtime.engine.step import Loop, end_event
 from spark_engine.runtime.engine.token_constraint_state import ConstraintState
 from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.executors.executor import Executor
-from spark_engine.runtime.executors.memory import BucketKey, EngineMemory
+from spark_engine.runtime.executors.memory import BucketKey, EngineMemory, PrefixStore
 from spark_engine.runtime.executors.timed import TimedExecutor
 from spark_engine.runtime.ranks.rendezvous import split_hosts
 
@@ -58,6 +62,8 @@ class EngineOptions:
             `shared_memory`.
         tp: ranks that the engine must have; None: as many as it was built for.
         hosts: host of each rank, `a,b`, the first being this host; None: all are here.
+        cache_dir: folder in which the prefix cache outlives the process, of `cache_dir_bytes`; None
+            for none.
         grammars: makes the constraint of a grammar's text; None refuses requests that have one.
     """
 
@@ -73,6 +79,8 @@ class EngineOptions:
     profile: str | None = None
     cache_bytes: int | None = None
     host_bytes: int | None = None
+    cache_dir: str | None = None
+    cache_dir_bytes: int | None = None
     tp: int | None = None
     hosts: str | None = None
     grammars: Grammars | None = None
@@ -103,6 +111,7 @@ class Engine:
         parts = self.scheduler, self.memory, self._executors(), self._masks
         images = loaded.vision, loaded.limits.vocab
         self._loop = Loop(*parts, self.depth, self._trace, *images)
+        self._disk = self._open_disk()
         self._buckets = [(key, f"{key[0]}_{key[1]}") for key in sorted(loaded.executors)]
         self._live: dict[int, Sequence] = {}
         self._events: list[Event] = []  # of cancelled requests
@@ -134,11 +143,17 @@ class Engine:
             hosts=split_hosts(options.hosts),
             host_bytes=options.host_bytes,
         )
-        return cls(loaded, options, trace)
+        engine = cls(loaded, options, trace)
+        if engine._disk is not None:
+            files = engine._disk.folder
+            used = f"{files.used / GIB:.2f} of {files.most / GIB:.2f} GiB in {files.path}"
+            (shown or Progress(None)).say(f"prefix cache on disk: {used}")
+        return engine
 
     @property
     def idle(self) -> bool:
-        return not (self._live or self._events or self._loop.in_flight)
+        copying = self._disk is not None and self._disk.busy
+        return not (self._live or self._events or self._loop.in_flight or copying)
 
     def submit(self, request: Request) -> int:
         """Checks and queues a request, and returns its id, which grows with every call.
@@ -176,9 +191,14 @@ class Engine:
         counted = params.draft_counts and self.drafts
         own = {MTP: DraftCounts.zeros(self.drafts)} if counted else None
         seq = Sequence(request_id, request, limit, stops, seed, drafts, state, by_source=own)
-        self.scheduler.add(seq)
+        self.scheduler.check_room(0 if self._disk is None else len(self._disk.waiting))
+        if self._disk is None or not self._disk.hold(seq):
+            self._queue(seq)
         self._next_id = request_id + 1
         self._live[request_id] = seq
+
+    def _queue(self, seq: Sequence) -> None:
+        self.scheduler.add(seq)
         self._masks.begin(seq)
 
     def cancel(self, request_id: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
@@ -190,14 +210,21 @@ class Engine:
         seq = self._live.pop(request_id, None)
         if seq is None:
             return False
-        self.scheduler.finish(seq, reason)
-        self._loop.keep_ended()
+        if self._disk is not None and self._disk.drop(request_id):
+            seq.status, seq.finish = Status.FINISHED, reason
+        else:
+            self.scheduler.finish(seq, reason)
+            self._loop.keep_ended()
         self._events.append(end_event(seq, reason))
         return True
 
     def step(self) -> list[Event]:
         """Does one step and returns its events, in order for each request."""
         events, self._events = self._events, []
+        if self._disk is not None and self._disk.busy:
+            running = bool(self.scheduler.running or self.scheduler.waiting)
+            for seq in self._disk.advance(running):
+                self._queue(seq)
         if self._live or self._loop.in_flight:
             events += self._loop.step()
         for event in events:
@@ -223,7 +250,11 @@ class Engine:
         counted["rounds_by_k"] = dict(counts.rounds_by_k)
         counted["buckets"] = {name: counts.buckets[key] for key, name in self._buckets}
         age = time.monotonic() - self._last_step
-        return {**self.scheduler.stats(), "last_step_age": age, **counted}
+        found = self.scheduler.stats()
+        if self._disk is not None:
+            found |= self._disk.stats()
+            found["waiting"] += len(self._disk.waiting)
+        return {**found, "last_step_age": age, **counted}
 
     def check(self) -> float | None:
         """Raises the error that ended another rank; else seconds until the next check, None where
@@ -251,8 +282,39 @@ class Engine:
 
     def close(self) -> None:
         """Closes every executor. May be called twice."""
+        if self._disk is not None:
+            self._disk.close()
         self._masks.close()
         self.loaded.close()
+
+    @property
+    def disk_bytes(self) -> int:
+        """That the prefix cache's folder may hold; 0 without one."""
+        return 0 if self._disk is None else self._disk.folder.most
+
+    def settle(self) -> None:
+        """Waits, for a few seconds at most, until what requests left is on the disk, if it is to be
+        there. For another thread than that which steps."""
+        if self._disk is not None:
+            self._disk.settle()
+
+    def _open_disk(self) -> DiskCache | None:
+        """Raises OptionError for a folder that cannot be used, and where it would do nothing."""
+        path, most = self.options.cache_dir, self.options.cache_dir_bytes
+        if path is None:
+            return None
+        loaded, store, prefix = self.loaded, self.memory.store, self.scheduler.prefix
+        if not isinstance(store, PrefixStore):
+            words = "an engine of several ranks keeps no prefix on a disk: leave it out"
+            raise OptionError(f"--cache-dir is {path}; {words}")
+        if not prefix.on:
+            words = "this engine has no prefix cache: leave it out, or give --cache-gib"
+            raise OptionError(f"--cache-dir is {path}; {words}")
+        made = repr(loaded.states) if loaded.folder is None else loaded.folder.manifest.encode()
+        whole = f"{version('spark-engine')} {loaded.invariant} {made!r}"
+        seed = blake2b(whole.encode(), digest_size=32).digest()
+        folder = CacheFolder(Path(path).absolute(), DISK_BYTES if most is None else most)
+        return DiskCache(folder, seed, prefix, self.scheduler.pages, store, loaded.states)
 
     def _executors(self) -> Mapping[BucketKey, Executor]:
         own, clock, trace = self.loaded.executors, self.loaded.clock, self._trace

@@ -82,14 +82,15 @@ class Scheduler:
         pools = self.slots, self.pages, self.prefix
         self._admission = Admission(sizes, *pools, self.running, self.waiting, self._fence)
 
+    def check_room(self, coming: int = 0) -> None:
+        """Raises CapacityError when the queue is full; `coming` more requests will join it."""
+        if (fresh := self.waiting.fresh + coming) >= self.sizes.max_waiting:
+            words = f"the queue holds {self.sizes.max_waiting}: try again later"
+            raise CapacityError(f"{fresh} requests wait already, and {words}")
+
     def add(self, seq: Sequence) -> None:
         """Queues a new sequence. Raises CapacityError when the queue is full."""
-        fresh = self.waiting.fresh
-        if fresh >= self.sizes.max_waiting:
-            raise CapacityError(
-                f"{fresh} requests wait already, and the queue holds {self.sizes.max_waiting}: "
-                "try again later"
-            )
+        self.check_room()
         seq.tiles = max(1, -(-self.prefix.add(seq, self.running) // self.sizes.tile))
         seq.arrived = self.pacing.clock
         self.waiting.add(seq)
@@ -254,9 +255,8 @@ class Scheduler:
         plan.preempted.append(seq)
         held = -(-seq.launched // self.sizes.page_size)
         size = self.sizes.slot_bytes + held * self.sizes.page_bytes
-        stateful = seq.launched > 0 and not self.prefix.reads_snapshot(seq)
+        stateful, node = seq.launched > 0 and not self.prefix.reads_snapshot(seq), None
         self.prefix.drop(seq)
-        node = None
         if stateful and not self.frugal and self.swap_used + size <= self.sizes.swap_bytes:
             plan.saves.append(Move(seq, seq.slot, tuple(seq.pages[:held])))
             self.swap_used += size

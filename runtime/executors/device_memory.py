@@ -38,6 +38,7 @@ class DeviceStates:
         self.arrays: Mapping[str, Array] = {}
         self._gpu = resources.gpu
         self._infos = tuple(states)
+        self._by_slot = {i.spec.name for i in self._infos if i.unit in OF_SLOTS}
         more = {SEQUENCE: snapshots}
         self.addresses = {
             i.spec.name: resources.zeros(i.spec.nbytes + more.get(i.unit, 0) * i.row_bytes)
@@ -67,16 +68,20 @@ class DeviceStates:
         self._gpu.copy_all([*copies])
 
     def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
-        where = list(pages)
-        rows, paged = {}, {}
+        return self.save_prefix(pages, self._by_slot, slot)
+
+    def save_prefix(
+        self, pages: Iterable[int], names: Collection[str] = (), row: int = 0
+    ) -> Snapshot:
+        rows, paged, where = {}, {}, list(pages)
         for info in self._infos:
             dims, dtype = info.spec.dims[1:], info.spec.dtype.numpy
-            if info.unit in OF_SLOTS:
+            if info.spec.name in names:
                 rows[info.spec.name] = np.empty(dims, dtype)
             elif info.unit == PAGE:
                 paged[info.spec.name] = np.empty((len(where), *dims), dtype)
         snapshot = Snapshot(rows, paged)
-        for batch in _batches(self._parts(snapshot, slot, where)):
+        for batch in _batches(self._parts(snapshot, row, where)):
             stage = self._staged(batch)
             for (address, _), part in zip(batch, stage, strict=True):
                 self._gpu.download(part, address)
@@ -97,7 +102,7 @@ class DeviceStates:
         neighbouring pages are merged."""
         for info in self._infos:
             spec, size = info.spec, unit_bytes(info.spec)
-            if info.unit in OF_SLOTS:
+            if spec.name in snapshot.rows:
                 host, runs = snapshot.rows[spec.name], [(slot, 0, 1)]
             elif info.unit != PAGE:
                 continue

@@ -8,7 +8,7 @@ arrays for every executor; states are in a `States`, which may keep them on a de
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -82,6 +82,16 @@ class States(Protocol):
         """Writes a snapshot into a slot and into as many pages as the snapshot has."""
 
 
+@runtime_checkable
+class PrefixStore(States, Protocol):
+    """States with prefixes that can be copied to a disk: this process has all that is in them."""
+
+    def save_prefix(
+        self, pages: Iterable[int], names: Collection[str] = (), row: int = 0
+    ) -> Snapshot:
+        """As `save`, but of the states by sequence with these names alone."""
+
+
 class TableSink(Protocol):
     """A device's copies of the tables."""
 
@@ -118,8 +128,13 @@ class HostStates:
             self.arrays[name][targets] = self.arrays[name][sources]
 
     def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
+        return self.save_prefix(pages, self._by_slot, slot)
+
+    def save_prefix(
+        self, pages: Iterable[int], names: Collection[str] = (), row: int = 0
+    ) -> Snapshot:
         where = np.fromiter(pages, np.intp)
-        rows = {name: self.arrays[name][slot].copy() for name in self._by_slot}
+        rows = {name: self.arrays[name][row].copy() for name in names}
         return Snapshot(rows, {name: self.arrays[name][where] for name in self._by_page})
 
     def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:

@@ -129,7 +129,8 @@ FOLDERS = {
         "sequence": {"request", "draft_counts", "token_constraint_state", "rope_offsets"},
         "plan": {"token_constraint_state", "sequence"},
         "policy": {"pool", "sizes", "request", "sequence", "plan"},
-        "": _REQUESTS | {"policy"},
+        "disk": {"pool", "sizes", "request", "sequence", "policy"},
+        "": _REQUESTS | {"policy", "disk"},
     },
     "runtime/server": {
         "engine_client": set(),

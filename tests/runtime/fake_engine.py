@@ -125,6 +125,9 @@ class FakeEngine:
         logprob = None if params.logprobs is None else -0.5
         return Event(number, token, logprob, top, finish, cached=cached)
 
+    def settle(self) -> None:
+        """It writes nothing to a disk."""
+
     def state(self) -> dict[str, Any]:
         return {"live": list(self._live)}
 

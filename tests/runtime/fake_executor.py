@@ -10,7 +10,7 @@ rows scribble on the scratch rows.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -119,9 +119,11 @@ class FakeStates(HostStates):
     def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
         self.device.launch(partial(super().set_counts, slot, tuple(ids), tuple(generated)))
 
-    def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
+    def save_prefix(
+        self, pages: Iterable[int], names: Collection[str] = (), row: int = 0
+    ) -> Snapshot:
         self.device.finish()
-        return super().save(slot, pages)
+        return super().save_prefix(pages, names, row)
 
     def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
         self.device.finish()

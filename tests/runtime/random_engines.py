@@ -15,7 +15,7 @@ from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.tensors import Array
 from tests.checkpoints import write_checkpoint
-from tests.runtime.engine.invariants import check_idle, check_scheduler
+from tests.runtime.engine.invariants import check_engine, check_idle
 from tests.runtime.fake_executor import free_rows
 
 VOCAB = 512
@@ -123,7 +123,7 @@ def play(
             engine.cancel(rng.choice(list(events)))
         for event in engine.step():
             events[event.request_id].append(event)
-        check_scheduler(engine.scheduler)
+        check_engine(engine)
         poison(engine)
         after()
     check_idle(engine)

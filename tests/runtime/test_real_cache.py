@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -123,6 +124,23 @@ def test_conversations_resume_from_what_was_generated(loaded: Loaded) -> None:
             (*prompt, *(e[0] for e in one), *(rng.randrange(VOCAB) for _ in range(9)))
             for prompt, one in zip(prompts, done, strict=True)
         ]
+
+
+def test_a_restart_resumes_from_the_folder(loaded: Loaded, tmp_path: Path) -> None:
+    """Prompts of two engines, each with the files of those before: bit for bit where only
+    prefill's own work is taken over. Bytes of every dtype of a state pass through the files."""
+    exact, rng = quantised(loaded), random.Random(0)
+    requests = shared(rng, 6)
+    for life in range(2):
+        options = EngineOptions(cache_dir=str(tmp_path), depth=life)
+        engine = Engine(replace(loaded, invariant=exact), options)
+        engine.scheduler.depth.choose = lambda seqs, brisk=False: rng.randint(0, DRAFTS)  # type: ignore[method-assign]
+        compare(play(engine, requests, rng), run_solo(loaded, requests), exact)
+        assert engine._disk is not None and engine._disk.folder.refused == 0
+        engine._disk.close()
+        assert bool(engine._disk.reader.read) == bool(life)
+        longer = [(*r.prompt, *(rng.randrange(VOCAB) for _ in range(9))) for r in requests]
+        requests = [replace(r, prompt=p) for r, p in zip(requests, longer, strict=True)]
 
 
 # ---- the embedded model ------------------------------------------------------------------------

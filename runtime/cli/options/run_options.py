@@ -115,6 +115,23 @@ ENGINE = (
         modes=MANY,
     ),
     _engine(
+        "--cache-dir",
+        "A folder in which the prefix cache outlives a restart; of one server at a time.",
+        click.Path(file_okay=False),
+        metavar="FOLDER",
+        modes=SERVING,
+    ),
+    _engine(
+        "--cache-dir-gib",
+        "GiB of files in it; by default 32.",
+        click.FloatRange(0, MOST_GIB, min_open=True),
+        field="cache_dir_bytes",
+        metavar="G",
+        turn=lambda gib: None if gib is None else int(gib * GIB),
+        modes=SERVING,
+        needs=("--cache-dir", "which says where"),
+    ),
+    _engine(
         "--host-gib",
         "GiB that stay with the host where a GPU shares its memory (a DGX Spark); by default 10.",
         Finite(0, MOST_GIB),

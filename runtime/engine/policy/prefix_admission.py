@@ -12,6 +12,7 @@ What it knows of a sequence is in a `PrefixUse`, which no other module writes.
 """
 
 from bisect import insort
+from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -65,6 +66,9 @@ class PrefixAdmission:
         self.queries = self.hits = self.lost = 0  # tokens
         self.copies: list[tuple[int, int]] = []
         self.copied: list[int] = []  # pages in no table that a planned launch reads
+        # What ended requests left, and resumed from where that was wrong: for copies on a disk.
+        self.ended: deque[tuple[PageNode | None, CachedState | None]] = deque(maxlen=0)
+        self.spoilt: deque[CachedState] = deque(maxlen=0)
         self._uses: dict[int, PrefixUse] = {}  # by sequence id
         self._pages = pages
         self._last: tuple[tuple[int, int, int], Hit] | None = None
@@ -98,7 +102,7 @@ class PrefixAdmission:
         use = self._uses[seq.id] = PrefixUse()
         if not self.on:
             return len(seq.tokens)
-        use.names = self._names(seq)
+        use.names = self.names_of(seq)
         hit = self._match(seq, use)
         leader, end = self._leader(seq, hit, running)
         if leader is not None:
@@ -142,7 +146,7 @@ class PrefixAdmission:
             return NO_HIT
         use = self._uses[seq.id]
         if len(seq.tokens) > seq.prompt_len:  # it was preempted
-            use.names = self._names(seq, use.names)
+            use.names = self.names_of(seq, use.names)
         hit = self._match(seq, use)
         use.leader, use.leader_end = self._leader(seq, hit, running)
         if use.leader is None:
@@ -253,8 +257,11 @@ class PrefixAdmission:
             return None
         if not sound:
             self.cache.forget(use.node, seq.id, use.resumed_from, seq.request.salt)
-        elif reason is not FinishReason.ERROR and not (seq.prefilling or self.sizes.invariant):
-            self._keep_generated(seq, use, in_flight)
+            self.spoilt.extend([use.resumed_from] if use.resumed_from else [])
+        elif reason is not FinishReason.ERROR and not seq.prefilling:
+            if not self.sizes.invariant:
+                self._keep_generated(seq, use, in_flight)
+            self.ended.append((use.node, use.last_snapshot or use.resumed_from))
         return use.node
 
     def drop(self, seq: Sequence) -> None:
@@ -286,7 +293,7 @@ class PrefixAdmission:
     def _keep_generated(self, seq: Sequence, use: PrefixUse, in_flight: bool) -> None:
         certain, size = seq.launched - seq.unverified, self.sizes.page_size
         end = min(len(seq.tokens), certain)
-        names = self._names(seq, use.names[: end // size], end)
+        names = self.names_of(seq, use.names[: end // size], end)
         self._extend(seq, use, names, end)
         # Drafts after the end are in the ring, until a launch on top of them folds them.
         if end == certain or (self.sizes.verify and not in_flight):
@@ -294,7 +301,7 @@ class PrefixAdmission:
             if row >= 0:
                 self.copies.append((seq.slot, row))
 
-    def _names(
+    def names_of(
         self, seq: Sequence, known: Items[bytes] = (), end: int | None = None
     ) -> list[bytes]:
         """Of its full pages; those that show an image have its digest."""

@@ -80,7 +80,7 @@ class PrefixCache:
         `names`: of the full pages of `tokens`, or of the first of them. Without `suffixes` only
         states at a page's end count.
         """
-        nodes = self._path(salt, names[: most // self._size])
+        nodes = self.path(salt, names[: most // self._size])
         if not nodes:
             return Hit(0, (), None, -1, 0)
         deepest = nodes[-1]
@@ -228,7 +228,7 @@ class PrefixCache:
     ) -> None:
         """Drops all that `maker` computed on the path to `node`, and what depends on it; also
         `origin`, the state that it resumed from, since it may be wrong too."""
-        path = list(node.path()) if node is not None and node.alive else self._path(salt, ())
+        path = list(node.path()) if node is not None and node.alive else self.path(salt, ())
         for state in [s for one in path for s in one.states if s.maker == maker]:
             self._drop_state(state)
         if origin is not None and origin.alive:
@@ -257,6 +257,19 @@ class PrefixCache:
         """The parent of a salt's first pages; it is kept while it is not bare."""
         return self._root(page_name(b"", salt))
 
+    def path(self, salt: bytes, names: Sequence[bytes]) -> list[PageNode]:
+        """The salt's root and the nodes of the pages with these names, as far as they exist."""
+        root = self._roots.get(page_name(b"", salt))
+        if root is None:
+            return []
+        found = [root]
+        for name in names:
+            child = found[-1].children.get(name)
+            if child is None:
+                break
+            found.append(child)
+        return found
+
     def _root(self, name: bytes) -> PageNode:
         return self._roots.get(name) or PageNode(name, None, 0, -1, -1)
 
@@ -271,19 +284,6 @@ class PrefixCache:
             node.alive = False
             self._roots.pop(node.name, None)
         self._order.add_leaf(node)
-
-    def _path(self, salt: bytes, names: Sequence[bytes]) -> list[PageNode]:
-        """The salt's root and the nodes of the pages with these names, as far as they exist."""
-        root = self._roots.get(page_name(b"", salt))
-        if root is None:
-            return []
-        found = [root]
-        for name in names:
-            child = found[-1].children.get(name)
-            if child is None:
-                break
-            found.append(child)
-        return found
 
     def _make_room(self, size: int, score: float, row: bool = False) -> bool:
         """Evicts what has a lower score than `score` until `size` bytes, and a row, are free."""

@@ -23,6 +23,7 @@ class PageNode:
     snapshot: CachedState | None = None  # the recurrent layers' state at its end
     suffix_states: list[CachedState] = field(default_factory=list)  # inside the page after it
     alive: bool = True  # it is in the trie
+    digest: bytes = b""  # of all on its path, where a file is named after it
 
     @property
     def bare(self) -> bool:

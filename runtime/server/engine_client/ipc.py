@@ -89,6 +89,11 @@ class Stats(msgspec.Struct, frozen=True):
     cache_budget: int = 0  # and may hold; 0: there is no cache
     evicted_pages: int = 0
     evicted_snapshots: int = 0
+    disk_bytes: int = 0  # of the prefix cache's files now
+    disk_budget: int = 0  # and at most; 0: none are written
+    disk_read: int = 0  # bytes of prefixes that came from them
+    disk_refused: int = 0  # files: damaged, foreign or half written
+    disk_evicted: int = 0
     restarts: int = 0  # of the engine process; the HTTP process knows
     memory_short: bool = False  # the host's memory: no new request is accepted
 
@@ -109,6 +114,7 @@ SAME = (  # counters that the engine and `Stats` name alike
     *("prefix_queries", "prefix_hits", "prefix_lost_for_state", "snapshots", "snapshot_rows"),
     *("cache_bytes", "cache_budget", "evicted_pages", "evicted_snapshots", "by_source"),
 )
+DISK = ("disk_bytes", "disk_budget", "disk_read", "disk_refused", "disk_evicted")  # likewise
 
 
 def summarise(row: Mapping[str, Any], memory_short: bool = False) -> Stats:
@@ -121,6 +127,7 @@ def summarise(row: Mapping[str, Any], memory_short: bool = False) -> Stats:
         rounds_by_k=dict(row["rounds_by_k"]),
         memory_short=memory_short,
         **{name: row[name] for name in SAME},
+        **{name: row[name] for name in DISK if name in row},
     )
 
 
@@ -129,7 +136,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
     Once it is open, `cache_bytes` is the size of its prefix cache and `snapshots` the number of
     recurrent states in it. `build`: the fingerprint of the folder's engine; "" without one.
-    `vision`: how it reads images; None: it reads none.
+    `vision`: how it reads images; None: it reads none. `disk_bytes`: of `--cache-dir`, 0 without.
     """
 
     name: str
@@ -140,6 +147,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     snapshots: int = 0
     build: str = ""
     vision: VisionInfo | None = None
+    disk_bytes: int = 0
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):

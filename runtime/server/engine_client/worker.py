@@ -39,6 +39,7 @@ TAKE_S = 0.002  # of reading requests between two steps; one of 16,000 tokens ta
 
 
 Opened = tuple[ipc.EngineInfo, Engine]
+Actions = Sequence[Callable[[], None]]
 
 
 class Replaced(EngineError):
@@ -119,7 +120,8 @@ def serve(
     path = Path(address.removeprefix("ipc://"))
     box = BlackBox(path.parent)
     box.open()
-    _leave_with_the_parent(path, save, box)
+    last = [save]  # what is to be done before the process ends with its parent
+    _leave_with_the_parent(path, last, box)
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)
     socket.set_hwm(0)  # the HTTP process bounds what is in flight
@@ -128,6 +130,7 @@ def serve(
     try:
         opened = open_engine()
         box.describe = opened[1].state
+        last.append(opened[1].settle)
         gc.collect()
         gc.freeze()  # what was loaded is permanent: a collection in a step need not scan it
         with trimmed_heap():
@@ -149,14 +152,14 @@ def serve(
     return 0
 
 
-def _leave_with_the_parent(path: Path, save: Callable[[], None], box: BlackBox) -> None:
+def _leave_with_the_parent(path: Path, last: Actions, box: BlackBox) -> None:
     """Ignores signals to the process group: the parent handles them, drains, then ends us."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_watch_parent, args=(path, save, box), daemon=True).start()
+    threading.Thread(target=_watch_parent, args=(path, last, box), daemon=True).start()
 
 
-def _watch_parent(path: Path, save: Callable[[], None], box: BlackBox) -> None:
+def _watch_parent(path: Path, last: Actions, box: BlackBox) -> None:
     # a thread, because the loop may be in a long step when the parent sends, or ends
     with contextlib.suppress(OSError):
         while asked := os.read(0, 64):
@@ -166,8 +169,9 @@ def _watch_parent(path: Path, save: Callable[[], None], box: BlackBox) -> None:
         for left in (path, path.parent / STACKS, path.parent / STATE):
             left.unlink(missing_ok=True)
         path.parent.rmdir()
-    with contextlib.suppress(Exception):
-        save()
+    for action in last:
+        with contextlib.suppress(Exception):
+            action()
     os._exit(0)
 
 
@@ -190,6 +194,7 @@ def open_engine(folder: Path, options: EngineOptions, trace: NoTrace) -> Opened:
         raise replaced
     sizes = engine.scheduler.sizes
     cache = {"cache_bytes": sizes.cache_bytes, "snapshots": sizes.snapshots}
+    cache["disk_bytes"] = engine.disk_bytes
     return msgspec.structs.replace(info, **cache), engine
 
 

@@ -110,11 +110,15 @@ class EngineCollector(Collector):
         yield self._counter(name + "misses", {"": stats.prefix_queries - stats.prefix_hits})
         yield self._counter(name + "lost_for_state", {"": stats.prefix_lost_for_state})
         evicted = {"page": stats.evicted_pages, "state": stats.evicted_snapshots}
+        evicted |= {"file": stats.disk_evicted, "bad_file": stats.disk_refused}
         yield self._counter(name + "evictions", evicted, "kind")
         yield self._gauge(name + "states", stats.snapshots)
         yield self._gauge(name + "state_rows", stats.snapshot_rows)
         yield self._gauge(name + "bytes", stats.cache_bytes)
         yield self._gauge(name + "budget_bytes", stats.cache_budget)
+        yield self._gauge(name + "disk_bytes", stats.disk_bytes)
+        yield self._gauge(name + "disk_budget_bytes", stats.disk_budget)
+        yield self._counter(name + "disk_read_bytes", {"": stats.disk_read})
 
     def _drafts(self, stats: Stats) -> Iterator[Metric]:
         """Empty for an engine without a draft head."""

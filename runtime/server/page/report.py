@@ -31,7 +31,11 @@ def make_report(
         "limits": info.limits.to_json(),
         "generation": dict(info.generation),
         "chat": {**asdict(chat), "media_domains": list(chat.media_domains)},
-        "cache": {"budget_bytes": info.cache_bytes, "snapshots": info.snapshots},
+        "cache": {
+            "budget_bytes": info.cache_bytes,
+            "snapshots": info.snapshots,
+            "disk_bytes": info.disk_bytes,
+        },
     }
     return report if manifest is None else {**report, **_built(manifest)}
 

@@ -402,3 +402,16 @@ def test_every_executor_leaves_a_sparks_host_its_part(
     spark(available=2 * GIB)
     code, found = _json(folder)
     assert code == 1 and "next to the 10.00 that this machine" in found["engines"][0]["why"]
+
+
+def test_a_folder_of_the_prefix_cache_is_examined(bare: Path) -> None:
+    """One that is still to be made, one with files, and one that a server would refuse."""
+    folder = bare / "kept"
+    assert _json("--cache-dir", str(folder))[1]["prefix_cache"] == {str(folder): 0}
+    folder.mkdir(mode=0o700)
+    (folder / f"{'ab' * 24}.page").write_bytes(bytes(3 << 20))
+    (folder / "notes").write_bytes(bytes(9))
+    assert _json("--cache-dir", str(folder))[1]["prefix_cache"] == {str(folder): 3 << 20}
+    folder.chmod(0o777)
+    told = _json("--cache-dir", str(folder))[1]["advice"]
+    assert any("other users may write in it" in words for words in told)

@@ -30,11 +30,12 @@ def check_idle(engine: Engine) -> None:
         raise InternalError(f"the idle engine still holds {', '.join(left)}")
 
 
-def check_scheduler(scheduler: Scheduler) -> None:
-    """Raises InternalError unless every slot, page, row and swapped byte has its holders."""
+def check_scheduler(scheduler: Scheduler, loading: Iterable[int] = ()) -> None:
+    """Raises InternalError unless every slot, page, row and swapped byte has its holders;
+    `loading`: pages that are filled from a disk."""
     running, fence, prefix = scheduler.running, scheduler._fence, scheduler.prefix
     check_pool(scheduler.slots, [*(s.slot for s in running), *(f[1] for f in fence)])
-    held = [page for s in running for page in s.pages] + prefix.copied
+    held = [page for s in running for page in s.pages] + prefix.copied + [*loading]
     held += [page for f in fence for page in f[2]]
     check_pool(scheduler.pages, held, kept_pages(prefix.cache))
     check_cache(prefix.cache)
@@ -42,6 +43,11 @@ def check_scheduler(scheduler: Scheduler) -> None:
     if swapped != scheduler.swap_used:
         raise InternalError(f"snapshots hold {swapped} bytes, accounted {scheduler.swap_used}")
     check_waiting(scheduler.waiting)
+
+
+def check_engine(engine: Engine) -> None:
+    """`check_scheduler`, of an engine that may be reading from a disk."""
+    check_scheduler(engine.scheduler, engine._disk.reader.held if engine._disk else ())
 
 
 def check_waiting(waiting: Waiting) -> None:

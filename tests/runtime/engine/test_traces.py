@@ -39,7 +39,7 @@ from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.executors.memory import Snapshot
 from spark_engine.vision import Image
 from tests.runtime.engine import automaton
-from tests.runtime.engine.invariants import check_idle, check_scheduler
+from tests.runtime.engine.invariants import check_engine, check_idle
 from tests.runtime.fake_executor import HEADLESS, VISION_INFO, VOCAB, build_fake, poison_free
 
 MOST_PASSED = -(-340 // 64)  # tiles that go before those of the longest sequence
@@ -246,7 +246,7 @@ class Watch:
         for event in self.engine.step():
             assert not (self.events[event.request_id] and self.events[event.request_id][-1].finish)
             self.events[event.request_id].append(event)
-        check_scheduler(self.engine.scheduler)
+        check_engine(self.engine)
         self._check_snapshots()
         self._check_progress()
         if not self.engine.depth:  # every round was read
@@ -367,6 +367,10 @@ def check_trace(trace: Trace) -> None:
     assert watch.engine.scheduler.prefix.rows.free == trace.limits.snapshots
     verified = watch.engine._loop.counts.drafts_by_position
     assert sum(events[-1].drafted for events in watch.events.values()) == sum(verified)
+    compare_with_solo_runs(trace, watch, arrived)
+
+
+def compare_with_solo_runs(trace: Trace, watch: Watch, arrived: dict[int, Arrival]) -> None:
     limits = replace(trace.limits, drafts=0, snapshots=0, suffix=0)
     plain = build_fake(limits, (1,), (1,), lazy=False, poison_rate=POISON_RATE)
     options = EngineOptions(swap_bytes=0, grammars=automaton.Automaton)

@@ -73,17 +73,22 @@ def ask(prompts: list[tuple[int, ...]]) -> list[Request]:
     ]
 
 
-def compare(folder: Path) -> None:
+def compare(folder: Path, files: Path | None = None) -> None:
     """Conversations with a common beginning that grow by turns: first all at once with the cache,
     each turn from the cached states of the previous one; then each prompt alone without a cache.
+    With a folder for `files` the engine is started again before each turn.
     """
     rng = random.Random(3)
     drawn = lambda size: tuple(rng.randrange(4000) for _ in range(size))  # noqa: E731
     shared = drawn(150)
     prompts = [shared[: rng.choice((0, 64, 100, 150))] + drawn(90 + i) for i in range(TALKS)]
-    warm = Engine.open(folder, EngineOptions(swap_bytes=0, drafts=0))
+    options = EngineOptions(swap_bytes=0, drafts=0, cache_dir=files and str(files))
+    warm = Engine.open(folder, options)
     turns: list[tuple[list[tuple[int, ...]], list[Said]]] = []
     for turn in range(TURNS):
+        if turn and files is not None:
+            warm.close()
+            warm = Engine.open(folder, options)
         said, found = play(warm, ask(prompts))
         assert not turn or min(found) >= 64, "each continues from the previous turn"
         turns.append((prompts, said))
@@ -101,3 +106,7 @@ def compare(folder: Path) -> None:
 
 def test_warm_is_cold_bit_for_bit(folder: Path) -> None:
     compare(folder)
+
+
+def test_started_again_is_cold_bit_for_bit(folder: Path, tmp_path: Path) -> None:
+    compare(folder, tmp_path)

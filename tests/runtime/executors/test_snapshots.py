@@ -17,7 +17,7 @@ from spark_engine.manifest import Bucket, Fingerprint, Manifest, Memory, ModelIn
 from spark_engine.plugins.ops.sampling import mark_tokens
 from spark_engine.runtime.executors.cache_size import SPARE, GpuMemory, budget, device_rows
 from spark_engine.runtime.executors.device_memory import MARKED, DeviceStates
-from spark_engine.runtime.executors.memory import HostStates, States
+from spark_engine.runtime.executors.memory import HostStates, PrefixStore, States
 from spark_engine.tensors import Array, DType, TensorSpec
 from tests.runtime.fake_gpu import FakeGpu
 
@@ -72,6 +72,24 @@ def made(request: pytest.FixtureRequest) -> Made:
 
 def bits(array: Array) -> Array:
     return array.view(np.uint8).copy()
+
+
+def test_a_prefix_is_a_row_of_the_states_by_sequence_and_pages(made: Made) -> None:
+    """Or pages alone; what it is written over has its bits, and nothing else changes."""
+    states, read = made
+    assert isinstance(states, PrefixStore)
+    before = {info.spec.name: bits(read(info.spec.name)) for info in STATES}
+    names = {info.spec.name for info in BY_SEQUENCE}
+    both, alone = states.save_prefix([4, 2], names, SLOTS + 1), states.save_prefix([1])
+    assert {*both.rows} == names and not alone.rows
+    states.restore(both, SLOTS + 3, [0, 3])
+    states.restore(alone, 0, [5])
+    for info in STATES:
+        rows = {PAGES.unit: {0: 4, 3: 2, 5: 1}, "sequence": {SLOTS + 3: SLOTS + 1}}
+        expected = before[info.spec.name]
+        for to, source in rows.get(info.unit, {}).items():
+            expected[to] = before[info.spec.name][source]
+        assert np.array_equal(bits(read(info.spec.name)), expected), info.spec.name
 
 
 def test_what_a_snapshot_takes(made: Made) -> None:

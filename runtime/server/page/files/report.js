@@ -55,6 +55,7 @@ function summary({ model, target, card, executor, invariant, dtypes, limits, cac
     ["Sequences", `${limits.max_seqs} of up to ${count(limits.max_context)} tokens`],
     ["KV pages", `${count(limits.pages)} of ${limits.page_size} tokens`],
     ["Prefix cache", cache.budget_bytes ? `${bytes(cache.budget_bytes)}, ${count(cache.snapshots)} states` : "none"],
+    ["Prefix cache on disk", cache.disk_bytes ? bytes(cache.disk_bytes) : "none"],
     ["Drafts", limits.drafts ? `up to ${limits.drafts} a round` : "none"],
     ["Batch-invariant", invariant === undefined ? null : invariant ? "yes" : "no"],
     ["Default sampling", sampling(generation)],

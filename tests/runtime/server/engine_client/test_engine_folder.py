@@ -76,7 +76,10 @@ def test_what_is_said_of_a_prefix_cache() -> None:
     pages = EngineInfo("e", PLAIN, (1,), {}, 3 << 29)
     assert spell_cache(pages) == ", with a prefix cache of up to 1.50 GiB"
     both = EngineInfo("e", PLAIN, (1,), {}, 3 << 29, 7)
-    assert spell_cache(both) == ", with a prefix cache of up to 1.50 GiB with memory for 7 states"
+    words = ", with a prefix cache of up to 1.50 GiB with memory for 7 states"
+    assert spell_cache(both) == words
+    kept = EngineInfo("e", PLAIN, (1,), {}, 3 << 29, 7, disk_bytes=1 << 30)
+    assert spell_cache(kept) == words + ", and 1.00 GiB on disk"
 
 
 def test_what_was_asked_for_and_cannot_be_had_is_said() -> None:

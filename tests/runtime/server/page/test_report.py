@@ -20,7 +20,7 @@ from spark_engine.runtime.server.prompts.conversation import ChatOptions
 from spark_engine.tensors import DType
 
 LIMITS = Limits(max_seqs=4, max_context=64, pages=4, vocab=512)
-INFO = EngineInfo("made", LIMITS, (1,), {"temperature": 0.5}, cache_bytes=1 << 20, snapshots=3)
+INFO = EngineInfo("made", LIMITS, (1,), {"temperature": 0.5}, 1 << 20, 3, disk_bytes=7)
 TACTIC = {
     "op": "linear",
     "bucket": "decode_b1.engine",
@@ -69,7 +69,7 @@ def test_what_was_built_is_summarised() -> None:
     report = make_report(INFO, _manifest())
     assert json.loads(json.dumps(report)) == report
     assert report["name"] == "made" and report["limits"]["max_seqs"] == 4
-    assert report["cache"] == {"budget_bytes": 1 << 20, "snapshots": 3}
+    assert report["cache"] == {"budget_bytes": 1 << 20, "snapshots": 3, "disk_bytes": 7}
     assert report["memory"]["total"] == 137
     assert report["buckets"] == [
         {

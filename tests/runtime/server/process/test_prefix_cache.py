@@ -197,3 +197,19 @@ def test_a_tiny_budget_is_kept_and_answers_stay_the_same(engine: Path, tmp_path:
     assert metrics["spark:prefix_cache_bytes{}"] <= 0.0005 * 2**30
     evicted = (f'spark:prefix_cache_evictions_total{{kind="{k}",}}' for k in ("page", "state"))
     assert sum(metrics[name] for name in evicted) > 0
+
+
+def test_a_conversation_continues_after_a_restart(engine: Path, tmp_path: Path) -> None:
+    """SIGTERM right after the answer; what was cached then is there for the next process."""
+    folder, messages = tmp_path / "cache", [{"role": "user", "content": SYSTEM * 2}]
+    options = ("--cache-dir", str(folder), "--cache-dir-gib", "0.5")
+    with serving(engine, tmp_path / "first", *options) as server:
+        first = server.chat(messages)
+    with serving(engine, tmp_path / "second", *options) as server:
+        again, found = server.chat(messages), server.metrics()
+        assert again["choices"] == first["choices"] and _cached(first) == 0 < _cached(again)
+        name = "spark:prefix_cache_disk_"
+        bad = 'spark:prefix_cache_evictions_total{kind="bad_file",}'
+        assert found[name + "read_bytes_total{}"] > 0 == found[bad]
+        assert 0 < found[name + "bytes{}"] <= found[name + "budget_bytes{}"] == 1 << 29
+        assert "prefix cache on disk: 0.00 of 0.50 GiB in " in server.log.read_text()
