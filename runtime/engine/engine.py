@@ -24,7 +24,7 @@ from spark_engine.runtime.engine.draft_counts import MTP, DraftCounts
 from spark_engine.runtime.engine.load import GIB, Loaded, load
 from spark_engine.runtime.engine.masks import Masks
 from spark_engine.runtime.engine.policy.pacing import BALANCED, PrefillPolicy
-from spark_engine.runtime.engine.request import Event, FinishReason, Request, Status, capacity
+from spark_engine.runtime.engine.request import Event, FinishReason, Request, capacity
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import EngineSizes
@@ -211,7 +211,7 @@ class Engine:
         if seq is None:
             return False
         if self._disk is not None and self._disk.drop(request_id):
-            seq.status, seq.finish = Status.FINISHED, reason
+            seq.end(reason)
         else:
             self.scheduler.finish(seq, reason)
             self._loop.keep_ended()

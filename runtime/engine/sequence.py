@@ -59,6 +59,10 @@ class Sequence:
         if self.request.constraint is not None:
             self.answer_start += len(self.request.constraint.forced)
 
+    def end(self, reason: FinishReason) -> None:
+        """Ends it where it has no place in the scheduler yet."""
+        self.status, self.finish = Status.FINISHED, reason
+
     @property
     def rank(self) -> tuple[int, int]:
         """Sorts the most urgent first: higher priority, then earlier arrival."""

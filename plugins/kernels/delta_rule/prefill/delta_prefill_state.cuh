@@ -17,9 +17,7 @@ struct Rows {  // accumulators of S, values by keys, of one warp's 16 values
   }
 };
 DEVICE float2 load_pair(const float* p) { return *(const float2*)p; }
-DEVICE float2 load_pair(const u16* p) {
-  return state_pair(*(const u32*)p);
-}
+DEVICE float2 load_pair(const u16* p) { return state_pair(*(const u32*)p); }
 
 // Two neighbouring blocks of 8 columns of an accumulator as a left operand, in two parts.
 DEVICE void split_pair(u32 (&high)[4], u32 (&low)[4], const float (&x)[4], const float (&y)[4]) {
