@@ -166,7 +166,7 @@ def test_without_a_gpu_costs_and_floors_are_kept(
     assert row["op"] == "nvfp4_linear" and row["floor_us"] > 0 and len(row["us"]) > 1
     assert row["shape"].startswith(f"{DENSE} decode:1 ") and row["count"] == 64
     time_op.main(["all_reduce", "--predict", "--tp", "2"])
-    assert asked[-1][-1] == {"tp": 2}
+    assert asked[-1][-1] == {"tp": 2, **options}
     assert "no node of these ops is in these buckets" in capsys.readouterr().out
 
 
