@@ -139,14 +139,14 @@ def layouts(s: Subject) -> Iterator[str]:
     """Every weight has the layout that its reader packs, and no other operand is packed."""
     for node in _ours(s):
         op = s.ops[node.op]
-        names = op.names(attrs_of(node, op), len(node.inputs))
+        attrs = attrs_of(node, op)
+        names = op.names(attrs, len(node.inputs))
         for name, tensor in zip(names, node.inputs, strict=False):
             packing, its = _packing(s, tensor), op.cuda.packs.get(name)
             if packing is None and its is not None:
                 yield f"{node.op} {node.name} reads {tensor.name}, which is not packed"
             elif packing is not None:
-                suffix = f":{its.op or op.name}" if its is not None else ""
-                if (packing.suffix, packing.operand) != (suffix, name):
+                if its is None or packing != Packing.of(op, name, attrs):
                     yield f"{node.op} {node.name} reads {tensor.name}, packed for another operand"
                 elif (spec := packing.spec(_unpacked(s, tensor))) != spec_of(tensor):
                     yield f"{tensor.name} is {_show([spec_of(tensor)])}, packed {_show([spec])}"

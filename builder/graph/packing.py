@@ -4,6 +4,7 @@ Knows `Op.cuda.packs` and no single op. A packed weight is named after the origi
 (`layers.0.mlp.down_proj.weight:nvfp4_linear`): a tied head's weight may be needed in both layouts.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from spark_engine.builder.graph.edit import variable
@@ -26,6 +27,11 @@ class Packing:
     op: Op
     operand: str
     attrs: tuple[tuple[str, Attr], ...]
+
+    @classmethod
+    def of(cls, op: Op, operand: str, attrs: Mapping[str, Attr]) -> "Packing":
+        """That of an operand of a node with these attributes."""
+        return cls(op, operand, tuple((name, attrs[name]) for name in op.cuda.packs[operand].attrs))
 
     def __call__(self, array: Array) -> Array:
         return self.pack.apply(dict(self.attrs), array)
@@ -71,8 +77,7 @@ def pack(family: FamilyGraph, ops: Ops) -> None:
             original = node.inputs[i]
             if original.name not in family.weights:
                 raise GraphError(f"{node.name}: packed operand {original.name} is no weight")
-            read = op.cuda.packs[operand].attrs
-            packing = Packing(op, operand, tuple((name, attrs[name]) for name in read))
+            packing = Packing.of(op, operand, attrs)
             weight = family.weights[original.name]
             spec = packing.spec(spec_of(original))
             if spec.name not in inputs:
