@@ -24,20 +24,16 @@ from PIL import Image as Pillow
 from PIL import ImageDraw
 
 from benchmarks.published import folder_of
-from benchmarks.steps.lockstep import card as device
-from spark_engine.kernel import CARDS
+from spark_engine.device.gpu import present
+from spark_engine.models.families.qwen3_5.config import VisionConfig
+from spark_engine.models.open_model import open_model
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import load
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.images.decode import decode
 from spark_engine.runtime.images.tower_inputs import fill_inputs
-from spark_engine.vision import VISION, Image
+from spark_engine.vision import PATCH_VALUES, ROW_PATCHES, VISION, Image
 
-TOWER = {  # of Qwen3.5 to 3.8, 4B and larger
-    "depth": 27, "hidden_size": 1152, "num_heads": 16, "intermediate_size": 4304,
-    "num_position_embeddings": 2304, "hidden_act": "gelu_pytorch_tanh", "in_channels": 3,
-    "patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2,
-}  # fmt: skip
 WORDS = 200  # tokens of text around the image
 BUILD = "--decode 1 --prefill 1024,2048 --max-context 4096 --max-seqs 2 "
 BUILD += "--max-image-pixels 2097152 --drafts 0 --no-record"
@@ -48,20 +44,20 @@ def with_tower(layout: str, folder: Path) -> Path:
     own = folder_of(layout)
     config = json.loads((own / "config.json").read_text())
     hidden = config["text_config"]["hidden_size"]
-    config["vision_config"] = TOWER | {"out_hidden_size": hidden}
+    config["vision_config"] = {"out_hidden_size": hidden}  # of other sizes the usual ones
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "synthetic.json").write_text((own / "synthetic.json").read_text())
     return folder
 
 
-def products(rows: int, hidden: int) -> float:
+def products(rows: int, tower: VisionConfig) -> float:
     """Multiplications with additions, times two, of the tower for an image of so many rows."""
-    patches, h, inner = 4 * rows, TOWER["hidden_size"], TOWER["intermediate_size"]
-    assert isinstance(h, int) and isinstance(inner, int)
+    patches, h, inner = rows * ROW_PATCHES, tower.hidden, tower.intermediate
     block = patches * (4 * h * h + 2 * h * inner) + 2 * patches * patches * h
-    merger = rows * (4 * h * 4 * h + 4 * h * hidden)
-    return 2.0 * (27 * block + patches * 768 * h + merger)
+    wide = ROW_PATCHES * h
+    merger = rows * wide * (wide + tower.out_hidden)
+    return 2.0 * (tower.depth * block + patches * PATCH_VALUES * h + merger)
 
 
 def picture(grid: tuple[int, int], seed: int, start: int = 0) -> Image:
@@ -132,16 +128,14 @@ def main(words: Sequence[str] | None = None) -> None:
     assert loaded.folder is not None
     info = loaded.folder.manifest.vision
     assert info is not None
-    hidden = json.loads((folder / "config.json").read_text())["text_config"]["hidden_size"]
-    name = device().get("card", "the CPU")
-    card = next((t.card for t in CARDS.values() if name.startswith(t.card.product)), None)
+    tower, here = open_model(folder).config.vision, present()
     engine = Engine(loaded, EngineOptions(swap_bytes=0))
     rng = np.random.default_rng(7)
     for grid in grids:
         rows = grid[0] * grid[1]
         ms = tower_ms(engine, grid, args.times)
-        rate = products(rows, hidden) / ms * 1e3
-        share = f" ({rate / card.bf16_flops:.0%} of the bf16 rate)" if card else ""
+        rate = products(rows, tower) / ms * 1e3
+        share = f" ({rate / here.bf16_flops:.0%} of the bf16 rate)" if here else ""
         print(
             f"tower {4 * rows} patches: {ms:.2f} ms, {rate / 1e12:.0f} TFLOP/s{share}", flush=True
         )
