@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from typing import Any, TypeVar
 
 from prometheus_client import (
@@ -56,8 +57,7 @@ F = TypeVar("F", Counter, Histogram)
 class Metrics:
     """The counters of one model of a server, and of the server. `read` returns the engine's
     counters and its last step's age in seconds, `pid` its process, `loaded` whether it is loaded
-    and how often it was; `limits` None omits the engine's description. `beside`: of another model
-    of the same server; one text then has both."""
+    and how often it was; `limits` None omits the engine's description."""
 
     def __init__(
         self,
@@ -66,17 +66,7 @@ class Metrics:
         limits: Limits | None = None,
         pid: Pid = lambda: None,
         loaded: Loaded | None = None,
-        beside: Metrics | None = None,
     ) -> None:
-        if beside is not None:
-            vars(self).update(vars(beside))
-        else:
-            self._begin()
-        self._model = model
-        self._engines.rows.append(EngineCollector(model, read, limits, loaded, pid))
-        self._bind()
-
-    def _begin(self) -> None:
         # the series' times of creation are unused, and a fifth of the text
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry, self._of_keys = CollectorRegistry(), CollectorRegistry()
@@ -88,9 +78,25 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         self._add_http()
+        self._bind(model, EngineCollector(model, read, limits, loaded, pid))
 
-    def _bind(self) -> None:
+    def of_model(
+        self,
+        model: str,
+        read: Read,
+        limits: Limits | None = None,
+        pid: Pid = lambda: None,
+        loaded: Loaded | None = None,
+    ) -> Metrics:
+        """The counters of another model of the same server, in the same text."""
+        made = copy(self)
+        made._bind(model, EngineCollector(model, read, limits, loaded, pid))
+        return made
+
+    def _bind(self, model: str, engine: EngineCollector) -> None:
         """The series of this model."""
+        self._model = model
+        self._engines.rows.append(engine)
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of accepted requests")
         self._generated = self._counter("generation_tokens", "Tokens generated")
         self._refused = self._counter("admission_rejections", "Requests refused: queue full")

@@ -94,7 +94,7 @@ class Service:
 
     `pool` reads bodies; `formats` are the answers'. `timeout_s` limits a request, `queue_s` its
     wait for the engine; None for no limit. `fetcher` fetches images that bodies name by URLs.
-    `beside`: another service of the same server; they share metrics and stored responses.
+    `peer`: another service of the same server; they share metrics and stored responses.
     """
 
     def __init__(
@@ -108,20 +108,19 @@ class Service:
         timeout_s: float | None = None,
         queue_s: float | None = None,
         fetcher: Fetcher | None = None,
-        beside: "Service | None" = None,
+        peer: "Service | None" = None,
     ) -> None:
         self.client = client
         self.info = info
         self.names = tuple(names)
         self.created = int(time.time())
-        self.responses: ResponseStore = ResponseStore() if beside is None else beside.responses
-        self.metrics: Metrics = Metrics(
+        self.responses: ResponseStore = ResponseStore() if peer is None else peer.responses
+        self.metrics: Metrics = (Metrics if peer is None else peer.metrics.of_model)(
             self.names[0],
             lambda: (client.stats, client.step_age),
             info.limits,
             lambda: client.pid,
             None if client.state is None else lambda: (client.running, client.loads),
-            None if beside is None else beside.metrics,
         )
         self.tokenizer = tokenizer
         self._pool, self._formats = pool, formats or Formats()
