@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Choice:
-    """An engine: how its weights are stored, and what it rounds. `beside`: the choice to which it
+    """An engine: how its weights are stored, and what it rounds. `base`: the choice to which it
     adds one rounding; "" for none, and then it is compared with the first."""
 
     name: str
@@ -13,7 +13,7 @@ class Choice:
     activation: str = "f32"
     kv: str = "f32"
     state: str = "f32"
-    beside: str = ""
+    base: str = ""
 
     @property
     def options(self) -> dict[str, str]:
@@ -28,15 +28,15 @@ CHOICES = (
     Choice(NVFP4, "ct_nvfp4"),
     Choice("int4 weights, groups of 128", "ct_int4_g128"),
     Choice("bf16 activations", activation="bf16"),
-    Choice("FP8 inputs of the MLP (W4A8)", "ct_mlp_a8", beside=NVFP4),
-    Choice("NVFP4 inputs of the MLP (W4A4)", "ct_mlp_a4", beside=NVFP4),
+    Choice("FP8 inputs of the MLP (W4A8)", "ct_mlp_a8", base=NVFP4),
+    Choice("NVFP4 inputs of the MLP (W4A4)", "ct_mlp_a4", base=NVFP4),
     Choice("bf16 KV", kv="bf16"),
     Choice("FP8 KV", kv="fp8"),
     Choice("bf16 states", state="bf16"),
     Choice("f16 states", state="f16"),
-    Choice(GPU, "ct_nvfp4", **SERVED, beside=NVFP4),
-    Choice("the same with bf16 states", "ct_nvfp4", **SERVED, state="bf16", beside=GPU),
-    Choice("the same with f16 states", "ct_nvfp4", **SERVED, state="f16", beside=GPU),
+    Choice(GPU, "ct_nvfp4", **SERVED, base=NVFP4),
+    Choice("the same with bf16 states", "ct_nvfp4", **SERVED, state="bf16", base=GPU),
+    Choice("the same with f16 states", "ct_nvfp4", **SERVED, state="f16", base=GPU),
 )
 OWN = "the file as it is (NVFP4 and FP8)"
 EMBEDDED = (

@@ -63,9 +63,9 @@ def _key(row: Row) -> tuple[str, str, int]:
 
 
 def compare(work: Path, context: int, tokens: int, saved: Saved) -> None:
-    """The random model's rows at a context: divergence from the first choice, and from `beside`."""
+    """The random model's rows at a context: divergence from the first choice, and from its base."""
     wanted = [c for c in CHOICES if not saved.has("random", c.name, tokens, context)]
-    bases = {CHOICES[0].name, *(c.beside for c in wanted)}
+    bases = {CHOICES[0].name, *(c.base for c in wanted)}
     config, values = random_weights(work)
     rng = np.random.default_rng(context)
     texts = [
@@ -82,7 +82,7 @@ def compare(work: Path, context: int, tokens: int, saved: Saved) -> None:
         if choice.name in bases:
             known[choice.name] = found
         if choice in wanted:
-            names = CHOICES[0].name, choice.beside or CHOICES[0].name
+            names = CHOICES[0].name, choice.base or CHOICES[0].name
             first, base = (compared(known[name], found) for name in names)
             figures = first | {"added": base["kl"], "context": context}
             saved.add("random", choice.name, {"asked": tokens, **figures})
@@ -129,11 +129,11 @@ def held_out(tokenizer: Tokenizer, rows: int) -> NDArray[np.int32]:
 def prompts(tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     """Beginnings of held-out stories, and stories asked for in chat."""
     rng = random.Random(SEED + 1)
-    told = [corpus.story_document(rng)[0][0] for _ in range(TEXTS)]
+    stories = [corpus.story_document(rng)[0][0] for _ in range(TEXTS)]
     chats = [chatgen.story_told(rng) for _ in range(TEXTS)]
     asked = [corpus.render(chat, False)[0][0] for chat in chats]
-    begun = [tokenizer.encode(text).ids[:24] for text in told]
-    return [tuple(ids) for ids in (*begun, *(tokenizer.encode(text).ids for text in asked))]
+    starts = [tokenizer.encode(text).ids[:24] for text in stories]
+    return [tuple(ids) for ids in (*starts, *(tokenizer.encode(text).ids for text in asked))]
 
 
 def measure_embedded(work: Path, tokens: int, saved: Saved) -> None:
@@ -156,11 +156,11 @@ def measure_embedded(work: Path, tokens: int, saved: Saved) -> None:
             both = texts.reshape(2, -1, corpus.ROW)[:, part : part + rows // 2].reshape(rows, -1)
             ids, targets = both[:, :-1] % corpus.UNTRAINED, both[:, 1:]
             for at, found in enumerate(logits(folder, ids.astype(np.int32), LAST)):
-                told = targets[:, at] < corpus.UNTRAINED
+                scored = targets[:, at] < corpus.UNTRAINED
                 loss = (
-                    -log_softmax(found)[np.arange(rows), targets[:, at] % corpus.UNTRAINED] * told
+                    -log_softmax(found)[np.arange(rows), targets[:, at] % corpus.UNTRAINED] * scored
                 )
-                sums += np.stack((loss, told)).reshape(2, 2, -1).sum(-1).T
+                sums += np.stack((loss, scored)).reshape(2, 2, -1).sum(-1).T
         perplexity = np.exp(sums[:, 0] / sums[:, 1]).tolist()
         row = {"asked": tokens, "tokens": int(sums[:, 1].sum()), "perplexity": perplexity}
         folder = engine(work, checkpoint, choice, TEXTS, drafts=DRAFTS, max_context=LAST)

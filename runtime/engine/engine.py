@@ -191,7 +191,7 @@ class Engine:
         counted = params.draft_counts and self.drafts
         own = {MTP: DraftCounts.zeros(self.drafts)} if counted else None
         seq = Sequence(request_id, request, limit, stops, seed, drafts, state, by_source=own)
-        self.scheduler.check_room(0 if self._disk is None else len(self._disk.waiting))
+        self.scheduler.check_queue(0 if self._disk is None else len(self._disk.waiting))
         if self._disk is None or not self._disk.hold(seq):
             self._queue(seq)
         self._next_id = request_id + 1

@@ -82,7 +82,7 @@ class Scheduler:
         pools = self.slots, self.pages, self.prefix
         self._admission = Admission(sizes, *pools, self.running, self.waiting, self._fence)
 
-    def check_room(self, coming: int = 0) -> None:
+    def check_queue(self, coming: int = 0) -> None:
         """Raises CapacityError when the queue is full; `coming` more requests will join it."""
         if (fresh := self.waiting.fresh + coming) >= self.sizes.max_waiting:
             words = f"the queue holds {self.sizes.max_waiting}: try again later"
@@ -90,7 +90,7 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queues a new sequence. Raises CapacityError when the queue is full."""
-        self.check_room()
+        self.check_queue()
         seq.tiles = max(1, -(-self.prefix.add(seq, self.running) // self.sizes.tile))
         seq.arrived = self.pacing.clock
         self.waiting.add(seq)

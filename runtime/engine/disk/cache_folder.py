@@ -73,7 +73,7 @@ class CacheFolder:
             self._lock = self._open()
             for _, name, size in sorted(files_in(path)):
                 self._add(name, size)
-            self._make_room(0)
+            self._evict_for(0)
         except OSError as error:
             words = "name a folder that this user may write, or leave it out"
             raise OptionError(f"--cache-dir {path}: {error.strerror}: {words}") from error
@@ -162,7 +162,7 @@ class CacheFolder:
             if not states:
                 del self._states[match[1]]
 
-    def _make_room(self, size: int) -> None:
+    def _evict_for(self, size: int) -> None:
         while True:
             with self._changed:
                 if not self._files or self.used + blocks(size) <= self.most:
@@ -175,7 +175,7 @@ class CacheFolder:
     def _write(self, name: str, parts: Sequence[Bytes], size: int) -> None:
         try:
             if not self.failed and blocks(size) <= self.most:
-                self._make_room(size)
+                self._evict_for(size)
                 write_file(self.path, name, parts)
                 with self._changed:
                     self._add(name, size)

@@ -250,8 +250,8 @@ class DiskCache:
         finally:
             self._prefix.cache.unpin(state)
         found: Path = (path[0], path[1:], suffix.tobytes())
-        told = np.frombuffer(msgspec.msgpack.encode(found), np.uint8)
-        self._put(name, [*parts, *(one[0] for one in paged if suffix), told])
+        place = np.frombuffer(msgspec.msgpack.encode(found), np.uint8)
+        self._put(name, [*parts, *(one[0] for one in paged if suffix), place])
 
     def _put(self, name: str, arrays: Iterable[Array]) -> None:
         self.folder.put(name, [one.reshape(-1).view(np.uint8) for one in arrays])

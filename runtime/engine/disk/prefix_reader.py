@@ -125,8 +125,8 @@ class PrefixReader:
             return True
         want = Prefix(salt, names, files, tail, name)
         new, _ = self._lacks(want)
-        room = prefix.cache.budget - prefix.cache.used_bytes - sizes.snapshot_bytes
-        if not prefix.rows.free or new >= self._pages.free or new * sizes.page_bytes > room:
+        free = prefix.cache.budget - prefix.cache.used_bytes - sizes.snapshot_bytes
+        if not prefix.rows.free or new >= self._pages.free or new * sizes.page_bytes > free:
             return False
         yield from self.load(want)
         return True

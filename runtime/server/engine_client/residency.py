@@ -35,7 +35,7 @@ class Residency:
     one first. If that is not enough, an engine with requests gets no new ones once it has been
     loaded for `turn_s` seconds, and is unloaded when the last one has ended. Such a switch is
     completed even if those that waited have left: requests that wait for a shorter time than others
-    take would otherwise never be answered. `rooms`: bytes by memory; None: as many as there are.
+    take would otherwise never be answered. `budgets`: bytes by memory; None: as many as there are.
     `idle_s`: an engine without requests is unloaded after so many seconds; None: never. All methods
     run in one event loop.
     """
@@ -43,11 +43,11 @@ class Residency:
     def __init__(
         self,
         rows: Sequence[Resident],
-        rooms: Mapping[str, int | None],
+        budgets: Mapping[str, int | None],
         idle_s: float | None = None,
         turn_s: float = TURN_S,
     ) -> None:
-        self._rows, self._rooms, self._idle_s, self._turn_s = tuple(rows), rooms, idle_s, turn_s
+        self._rows, self._budgets, self._idle_s, self._turn_s = tuple(rows), budgets, idle_s, turn_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._soon: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -106,7 +106,7 @@ class Residency:
                 self._run(row.client.load())
                 continue
             blocked.add(row.memory)
-            ending = self._make_room(row)
+            ending = self._free_for(row)
             row.client.owed |= bool(ending)
             paused |= ending
         for row in self._rows:
@@ -115,14 +115,14 @@ class Residency:
         self._look_again(LOOK_S if blocked else None, self._unload_idle())
 
     def _fits(self, row: Resident) -> bool:
-        room = self._rooms[row.memory]
-        return room is None or self.taken(row.memory) + row.needs <= room
+        budget = self._budgets[row.memory]
+        return budget is None or self.taken(row.memory) + row.needs <= budget
 
-    def _make_room(self, wanted: Resident) -> set[Resident]:
+    def _free_for(self, wanted: Resident) -> set[Resident]:
         """Unloads engines for this one; returns those that must end their requests first."""
         now, paused = asyncio.get_running_loop().time(), set()
         rows = [row for row in self._rows if row.memory == wanted.memory]
-        lacks = self.taken(wanted.memory) + wanted.needs - (self._rooms[wanted.memory] or 0)
+        lacks = self.taken(wanted.memory) + wanted.needs - (self._budgets[wanted.memory] or 0)
         lacks -= sum(row.needs for row in rows if row.client.leaving)
         loaded = [row for row in rows if row.client.may_leave]
         idle = sorted((r for r in loaded if not r.open()), key=lambda r: r.client.used)

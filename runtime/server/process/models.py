@@ -27,7 +27,7 @@ from spark_engine.runtime.server.service.service import Service
 
 HOST, GPU = "host", "gpu"  # memories
 # Bytes of an engine on a GPU next to its plan: the driver's context, cubins, graphs.
-BESIDE = 1 << 30
+UNPLANNED = 1 << 30
 CACHE = 1 << 30  # bytes of an engine's prefix cache on a GPU, if --cache-gib does not say
 FREE = "from spark_engine.device.gpu import Gpu; print(Gpu().free_bytes)"
 ANSWER_S = 60.0
@@ -58,11 +58,11 @@ def plan_models(
     reads = any(m.vision is not None for m in manifests.values())
     native = [m.executor == NATIVE for m in manifests.values()]
     host = host_budget(available_memory(), options.engine.host_bytes)
-    rooms, shared = {HOST: host.usable}, host.shared
+    budgets, shared = {HOST: host.usable}, host.shared
     if any(native) and not shared:
-        rooms[GPU] = _free_on_gpu()
+        budgets[GPU] = _free_on_gpu()
     if (most := options.models_bytes) is not None:
-        rooms = {k: most if room is None else min(most, room) for k, room in rooms.items()}
+        budgets = {k: most if size is None else min(most, size) for k, size in budgets.items()}
     rows = []
     for name, folder in folders.items():
         manifest, own = manifests[name], replace(options, names=(name,) if name else options.names)
@@ -71,7 +71,7 @@ def plan_models(
         if manifest.executor == NATIVE and own.engine.cache_bytes is None:
             own = replace(own, engine=replace(own.engine, cache_bytes=CACHE))
         memory = GPU if manifest.executor == NATIVE and not shared else HOST
-        needs, most = needed(manifest, own), rooms[memory]
+        needs, most = needed(manifest, own), budgets[memory]
         if most is not None and needs > most:
             words = f"{folder} plans {needs / GIB:.2f} GiB, and engines may take {most / GIB:.2f}"
             raise CapacityError(f"{words}: stop other programs, or raise --models-gib if given")
@@ -80,14 +80,14 @@ def plan_models(
         except OptionError as error:
             raise OptionError(f"{folder}: {error}") from None
         rows.append(ServedModel(folder, command, read_info(folder), own, needs, memory))
-    return rows, rooms
+    return rows, budgets
 
 
 def needed(manifest: Manifest, options: ServerOptions) -> int:
     """Bytes that an engine takes: on a GPU those of each of its ranks, which have one each."""
     plan, engine = manifest.memory, options.engine
     if manifest.executor == NATIVE:
-        return plan.total + (engine.cache_bytes or 0) + BESIDE
+        return plan.total + (engine.cache_bytes or 0) + UNPLANNED
     return (plan.total + min(engine.swap_bytes, plan.kv + plan.states)) * manifest.ranks
 
 
@@ -114,7 +114,7 @@ def _free_on_gpu() -> int | None:
 
 @contextlib.asynccontextmanager
 async def open_models(
-    rows: Sequence[ServedModel], rooms: Mapping[str, int | None], idle_s: float | None = None
+    rows: Sequence[ServedModel], budgets: Mapping[str, int | None], idle_s: float | None = None
 ) -> AsyncIterator[Models]:
     """The services of the models, as many of them loaded as fit.
 
@@ -127,13 +127,13 @@ async def open_models(
             name = (row.options.names or (row.info.name,))[0]
             given = row.command, row.options.max_queue, supervision(row.options)
             client = OnDemandClient(name, row.info, *given)
-            beside = services[0] if services else None
-            opened = open_service(row.command, row.folder, row.options, client, beside)
+            peer = services[0] if services else None
+            opened = open_service(row.command, row.folder, row.options, client, peer)
             service = await stack.enter_async_context(opened)
             services.append(service)
             open_ = partial(getattr, service, "open")
             residents.append(Resident(client, row.needs, row.memory, open_))
-        residency = Residency(residents, rooms, idle_s)
+        residency = Residency(residents, budgets, idle_s)
         stack.push_async_callback(residency.close)
         await residency.begin()
         yield Models(services)

@@ -65,10 +65,10 @@ async def open_service(
     folder: Path,
     options: ServerOptions,
     on_demand: OnDemandClient | None = None,
-    beside: Service | None = None,
+    peer: Service | None = None,
 ) -> AsyncIterator[Service]:
     """The service of a folder by the engine process of `command`; the socket's address is added to
-    it. With `on_demand`, which has that command, no process is started. `beside`: another service
+    it. With `on_demand`, which has that command, no process is started. `peer`: another service
     of the same server. Raises EngineError, CapacityError or OptionError when it cannot start."""
     first_manifest = engine_folder.find_manifest(folder)
     pool = WorkerPool(folder)
@@ -87,7 +87,7 @@ async def open_service(
         most = info.limits.max_seqs + options.max_queue
         await pool.start(Setup(info, names, options.chat, options.allow_priority, most))
         times = options.timeout_s, options.queue_timeout_s
-        yield Service(client, info, tokenizer, pool, names, formats, *times, fetcher, beside)
+        yield Service(client, info, tokenizer, pool, names, formats, *times, fetcher, peer)
     finally:
         fetcher.close()
         await pool.close()

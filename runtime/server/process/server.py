@@ -61,9 +61,9 @@ def run(folder: Path, options: ServerOptions) -> int:
 
 def run_models(folders: Mapping[str, Path], options: ServerOptions) -> int:
     """Serves engines under their names, each loaded while it is wanted. Raises what `run` does."""
-    rows, rooms = plan_models(folders, options)
+    rows, budgets = plan_models(folders, options)
     _check(options)
-    opened = open_models(rows, rooms, options.idle_unload_s)
+    opened = open_models(rows, budgets, options.idle_unload_s)
     return leaving.run(_serve(opened, [row.folder for row in rows], options))
 
 

@@ -413,5 +413,5 @@ def test_a_folder_of_the_prefix_cache_is_examined(bare: Path) -> None:
     (folder / "notes").write_bytes(bytes(9))
     assert _json("--cache-dir", str(folder))[1]["prefix_cache"] == {str(folder): 3 << 20}
     folder.chmod(0o777)
-    told = _json("--cache-dir", str(folder))[1]["advice"]
-    assert any("other users may write in it" in words for words in told)
+    advice = _json("--cache-dir", str(folder))[1]["advice"]
+    assert any("other users may write in it" in words for words in advice)

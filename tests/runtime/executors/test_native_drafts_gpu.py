@@ -124,6 +124,5 @@ def test_64_ragged_requests_with_drafts_are_their_solo_runs_without(folder: Path
     assert together == alone
     kept = stats["accepted_by_position"]
     assert isinstance(kept, list) and len(kept) == 3
-    if (folder.parent / "checkpoint").exists():
-        return  # a head of random weights is hardly ever right
-    assert all(n > 0 for n in kept)
+    trained = not (folder.parent / "checkpoint").exists()
+    assert all(n > 0 for n in kept) or not trained, "a head of random weights is hardly ever right"

@@ -32,13 +32,13 @@ class Scripted(OnDemandClient):
         self.gate, self.fault = asyncio.Event(), list[Death]()
         self.gate.set()
         self.excused = list[Mailbox]()  # of requests that were there when it did not start, or died
-        self.begun = list[str]()  # in the order of what happened to all of them, if shared
+        self.events = list[str]()  # in the order of what happened to all of them, if shared
         self.running_ids = list[int]()
         self.check: Callable[[], None] = lambda: None
 
     async def start(self) -> EngineInfo:
         self.check()
-        self.begun.append("+" + self.name)
+        self.events.append("+" + self.name)
         await self.gate.wait()
         if self.fault:
             death = self.fault.pop()
@@ -57,7 +57,7 @@ class Scripted(OnDemandClient):
         await asyncio.Event().wait()
 
     async def _unload(self) -> None:
-        self.begun.append("-" + self.name)
+        self.events.append("-" + self.name)
         assert not self.running_ids, "a request runs in an engine that is unloaded"
         await super()._unload()
 
@@ -76,22 +76,22 @@ class Scripted(OnDemandClient):
 class Bench:
     """Engines of some units each, in a memory."""
 
-    def __init__(self, sizes: dict[str, int], room: int, **how: Any) -> None:
+    def __init__(self, sizes: dict[str, int], budget: int, **how: Any) -> None:
         given = {k: how.pop(k) for k in ("wait_s", "queue") if k in how}
-        self.begun = list[str]()
+        self.events = list[str]()
         self.engines = {name: Scripted(name, **given) for name in sizes}
         rows = [Resident(e, sizes[n], "m", lambda e=e: e.in_flight) for n, e in self.all]  # type: ignore[misc]
-        self.residency, self.room = Residency(rows, {"m": room}, **how), room
+        self.residency, self.budget = Residency(rows, {"m": budget}, **how), budget
         self.boxes = list[Mailbox]()
         for engine in self.engines.values():
-            engine.begun, engine.check = self.begun, self.fits
+            engine.events, engine.check = self.events, self.fits
 
     @property
     def all(self) -> list[tuple[str, Scripted]]:
         return list(self.engines.items())
 
     def fits(self) -> None:
-        assert self.residency.taken("m") <= self.room, "more memory is planned than there is"
+        assert self.residency.taken("m") <= self.budget, "more memory is planned than there is"
 
     def ask(self, name: str) -> Mailbox:
         box: Mailbox = asyncio.Queue()
@@ -137,19 +137,19 @@ def _answer(box: Mailbox) -> Answer:
 
 def test_the_least_recently_used_idle_engine_leaves_for_another() -> None:
     async def use(bench: Bench) -> None:
-        assert bench.begun == ["+a", "+b"], "at the start as many as fit, in their order"
+        assert bench.events == ["+a", "+b"], "at the start as many as fit, in their order"
         assert [e.state for _, e in bench.all] == ["loaded", "loaded", "unloaded"]
         for name in "aba":
             bench.ask(name)
             await bench.done(name)
         box = bench.ask("c")
         await bench.settle()
-        assert bench.begun[2:] == ["-b", "+c"]
+        assert bench.events[2:] == ["-b", "+c"]
         bench.engines["c"].finish()
         assert isinstance(_answer(box), list)
         bench.ask("b")
         await bench.settle()
-        assert bench.begun[4:] == ["-a", "+b"]
+        assert bench.events[4:] == ["-a", "+b"]
         assert bench.engines["b"].loads == 2
 
     _run(lambda: Bench({"a": 1, "b": 1, "c": 1}, 2), use)
@@ -163,13 +163,13 @@ def test_a_large_engine_takes_the_room_of_several_and_is_not_overtaken() -> None
         await bench.settle()
         bench.ask("c")  # would fit next to a
         await bench.settle()
-        assert bench.begun == ["+a", "+b", "-b"], "b is idle, a works"
+        assert bench.events == ["+a", "+b", "-b"], "b is idle, a works"
         await bench.done("a")
         await bench.settle()
-        assert bench.begun[3:] == ["-a", "+large"]
+        assert bench.events[3:] == ["-a", "+large"]
         await bench.done("large")
         await bench.settle()
-        assert bench.begun[5:] == ["-large", "+c"]
+        assert bench.events[5:] == ["-large", "+c"]
 
     sizes = {"a": 1, "b": 1, "large": 2, "c": 1}
     _run(lambda: Bench(sizes, 2), use)
@@ -181,7 +181,7 @@ def test_an_engine_that_always_works_takes_turns() -> None:
     async def use(bench: Bench) -> None:
         first, late = bench.ask("a"), bench.ask("b")
         await bench.settle()
-        assert bench.begun == ["+a"]
+        assert bench.events == ["+a"]
         engine = bench.engines["a"]
         second = bench.ask("a")
         assert not engine.accepting and len(engine.running_ids) == 1
@@ -193,7 +193,7 @@ def test_an_engine_that_always_works_takes_turns() -> None:
         await bench.until(lambda: engine.running)
         engine.finish()
         assert isinstance(_answer(second), list)
-        assert bench.begun == ["+a", "-a", "+b", "-b", "+a"]
+        assert bench.events == ["+a", "-a", "+b", "-b", "+a"]
 
     _run(lambda: Bench({"a": 1, "b": 1}, 1, turn_s=0.0), use)
 
@@ -213,7 +213,7 @@ def test_a_turn_is_not_cut_and_not_kept_for_one_that_left() -> None:
         engine.finish()
         engine.finish()
         await bench.settle()
-        assert bench.begun == ["+a"]
+        assert bench.events == ["+a"]
 
     _run(lambda: Bench({"a": 1, "b": 1}, 1), use)
 
@@ -264,16 +264,16 @@ def test_an_engine_has_a_turn_also_if_those_who_waited_have_left() -> None:
         assert isinstance(_answer(again), list)
         await bench.done("a")
         assert isinstance(_answer(other), list)
-        assert bench.begun == ["+a", "-a", "+b", "-b", "+a"]
+        assert bench.events == ["+a", "-a", "+b", "-b", "+a"]
         bench.ask("a")
         bench.ask("b")
         await asyncio.sleep(TURN_S + 1)
         bench.engines["b"].cancel_all()
         bench.ask("a")
         await bench.done("a")
-        assert bench.begun[5:] == ["-a", "+b"], "its turn is kept"
+        assert bench.events[5:] == ["-a", "+b"], "its turn is kept"
         await asyncio.sleep(TURN_S)
-        assert bench.begun[7:] == ["-b", "+a"], "and ends"
+        assert bench.events[7:] == ["-b", "+a"], "and ends"
 
     _run(lambda: Bench({"a": 1, "b": 1}, 1, wait_s=30), use)
 
@@ -403,7 +403,7 @@ def test_at_the_start_damage_ends_the_server_and_a_lack_of_memory_does_not() -> 
         leap(begin(None, damaged))
     with pytest.raises(CapacityError, match="70 GiB"):
         leap(begin(short, short))
-    assert leap(begin(short, None)).begun == ["+a", "+b"]
+    assert leap(begin(short, None)).events == ["+a", "+b"]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -450,6 +450,6 @@ def test_no_request_is_lost_while_engines_come_and_go(seed: int) -> None:
         for answer, fault in answers:
             assert isinstance(answer, (NotLoaded, EngineDied) if fault else list)
         assert {True, False} == {fault for _, fault in answers}
-        assert len(bench.begun) > 8, "engines were switched"
+        assert len(bench.events) > 8, "engines were switched"
 
     _run(lambda: Bench(sizes, 4, turn_s=1.0), use)

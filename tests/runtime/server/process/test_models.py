@@ -206,20 +206,20 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 def test_the_plan_of_several_engines(plan: Callable[..., Any]) -> None:
     """On the host with swap copies, and for all ranks; on a GPU with a cache, and the context."""
-    rows, rooms = plan({"a": _manifest(50), "two": _manifest(5, ranks=2)})
-    assert [row.needs for row in rows] == [50 + 40, 2 * 45] and rooms == {"host": 100}
+    rows, budgets = plan({"a": _manifest(50), "two": _manifest(5, ranks=2)})
+    assert [row.needs for row in rows] == [50 + 40, 2 * 45] and budgets == {"host": 100}
     assert [row.options.names for row in rows] == [("a",), ("two",)]
-    rows, rooms = plan({"cpu": _manifest(9), "gpu": _manifest(1 << 30, NATIVE)})
+    rows, budgets = plan({"cpu": _manifest(9), "gpu": _manifest(1 << 30, NATIVE)})
     assert [(row.memory, row.needs) for row in rows] == [("host", 49), ("gpu", 3 << 30)]
-    assert rooms == {"host": 100, "gpu": 5 << 30}
+    assert budgets == {"host": 100, "gpu": 5 << 30}
     assert rows[1].options.engine.cache_bytes == 1 << 30, "what was planned is what it gets"
-    rows, rooms = plan({"cpu": _manifest(9), "gpu": _manifest(1 << 30, NATIVE)}, shared=True)
-    assert {row.memory for row in rows} == {"host"} and rooms == {"host": 5 << 30}
+    rows, budgets = plan({"cpu": _manifest(9), "gpu": _manifest(1 << 30, NATIVE)}, shared=True)
+    assert {row.memory for row in rows} == {"host"} and budgets == {"host": 5 << 30}
     cache = EngineOptions(cache_bytes=2 << 30)
     rows, _ = plan({"gpu": _manifest(1 << 30, NATIVE)}, engine=cache, models_bytes=4 << 30)
     assert rows[0].needs == 4 << 30
-    (only,), rooms = plan({"": _manifest(9)}, names=("x", "y"), models_bytes=60)
-    assert only.options.names == ("x", "y") and rooms == {"host": 60}
+    (only,), budgets = plan({"": _manifest(9)}, names=("x", "y"), models_bytes=60)
+    assert only.options.names == ("x", "y") and budgets == {"host": 60}
 
 
 def test_domains_are_for_the_models_that_read_images(plan: Callable[..., Any]) -> None:
