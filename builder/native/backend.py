@@ -32,7 +32,7 @@ from spark_engine.weights_file import WeightEntry
 
 TIMINGS = ".timings.json"
 LEAST_GAIN = 0.002  # share of a bucket's time; less is as two measurements of one graph differ
-Whole = Callable[[Sequence[Sequence[Chosen]]], Sequence[float] | None]  # seconds by variant
+Whole = Callable[[Sequence[Sequence[Chosen]]], list[float] | None]  # seconds by variant
 
 
 class NativeBackend(Backend):
@@ -119,31 +119,35 @@ class NativeBackend(Backend):
 
     def _begin_early(self, chooser: Chooser, whole: Whole | None = None) -> tuple[str, ...]:
         """Starts launches early in the buckets of decode and of rounds where that takes less time:
-        by `whole`, where given, and by a rule otherwise; wherever ranks read each other's memory.
-        Returns a note for the report. Refuses nodes without a tactic first."""
+        by `whole`, where given, and by a rule otherwise; always where ranks read each other's
+        memory. Returns a note for the report. Refuses nodes without a tactic first."""
         no_tactic.check(self._decided.values(), self._target, self._ops)
         if self._plan.across:
             return ()
-        steps = [s for s in self._decided if s.family == DECODE or s.family.startswith(VERIFY)]
-        early = {size: begin_early(self._decided[size]) for size in steps}
+        steps = {
+            size: bucket
+            for size, bucket in self._decided.items()
+            if size.family == DECODE or size.family.startswith(VERIFY)
+        }
         if self._plan.ranks > 1:
-            self._decided |= early
+            self._decided |= {s: begin_early(bucket, chooser) for s, bucket in steps.items()}
             return ()
-        able = {size: bucket for size, bucket in early.items() if may_gain(bucket)}
-        if whole is None:
-            self._decided |= {s: b for s, b in able.items() if untimed(b, self._target)}
-            return ()
+        forms = {
+            size: (bucket, begin_early(bucket, chooser), begin_early(bucket, chooser, deep=False))
+            for size, bucket in steps.items()
+            if may_gain(bucket)
+        }
         start = time.perf_counter()
-        both = {size: (self._decided[size], bucket) for size, bucket in able.items()}
-        self._compile(program.jobs(b for pair in both.values() for b in pair), ignore)
+        if whole is not None:
+            self._compile(program.jobs(b for buckets in forms.values() for b in buckets), ignore)
         gains: dict[Size, float] = {}
-        for size, pair in both.items():
-            found = whole(_chosen(chooser, *pair))
-            if found is None and untimed(pair[1], self._target):
-                self._decided[size] = pair[1]
-            elif found is not None and (gain := 1 - found[1] / found[0]) > LEAST_GAIN:
-                self._decided[size], gains[size] = pair[1], gain
-        return _early_note(gains, len(both), time.perf_counter() - start)
+        for size, buckets in forms.items():
+            found = None if whole is None else whole(_chosen(chooser, buckets))
+            if found is None:
+                self._decided[size] = buckets[untimed(size, self._target)]
+            elif (gain := 1 - min(found) / found[0]) > LEAST_GAIN:
+                self._decided[size], gains[size] = buckets[found.index(min(found))], gain
+        return _early_note(gains, len(forms), time.perf_counter() - start) if whole else ()
 
     def _compile(self, jobs: Sequence[nvrtc.Job], advance: Advance) -> program.Cubins:
         return program.compile_jobs(jobs, self._target, self._cache, self._workers, advance)
@@ -185,7 +189,7 @@ class NativeBackend(Backend):
         return False
 
 
-def _chosen(chooser: Chooser, *buckets: program.BucketTactics) -> list[list[Chosen]]:
+def _chosen(chooser: Chooser, buckets: Sequence[program.BucketTactics]) -> list[list[Chosen]]:
     """The nodes of each of these forms of one bucket; those of one decision are one `Work`."""
     decisions, works = dict[int, Work](), dict[int, Work]()
     for node, choice in buckets[0].nodes:

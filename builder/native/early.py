@@ -10,13 +10,15 @@ before it, before it reads what they write or writes what they read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_engine.builder.graph.nodes import producer
 from spark_engine.builder.native.program import BucketTactics
-from spark_engine.builder.native.tactics import TacticChoice
+from spark_engine.builder.native.tactics import Chooser, TacticChoice
+from spark_engine.builder.plan.buckets import Size
 from spark_engine.kernel import MOST_OPEN, Launch, Target
 
 if TYPE_CHECKING:
@@ -33,29 +35,32 @@ def may_gain(bucket: BucketTactics) -> bool:
     return bucket.size.rows * bucket.size.tile <= MOST_TOKENS
 
 
-def untimed(bucket: BucketTactics, target: Target) -> bool:
+def untimed(size: Size, target: Target) -> bool:
     """True if launches begin early where nothing is timed."""
-    tokens = bucket.size.rows * bucket.size.tile
-    return target.large_shared and tokens <= UNTIMED_TOKENS
+    return target.large_shared and size.rows * size.tile <= UNTIMED_TOKENS
 
 
-def small_behind(given: Sequence[tuple[gs.Node, TacticChoice]]) -> Pairs:
+def small_behind(
+    given: Sequence[tuple[gs.Node, TacticChoice]], late: Callable[[gs.Node], TacticChoice | None]
+) -> Pairs:
     """The nodes in order, each small projection after the large one of the same input, if that is
-    the next node."""
+    the next node and `late` has a tactic that does not wait for it."""
     pairs = list(given)
     for i in range(len(pairs) - 1):
-        small, large = pairs[i][0], pairs[i + 1][0]
+        (small, _), (large, _) = pairs[i : i + 2]
         if _projects(small) and _projects(large) and _rows(small) <= MOST_SMALL < _rows(large):
             known = {id(producer(t)) for t in large.inputs} - {id(None)}
-            if {id(producer(small.inputs[0]))} == known:
-                pairs[i], pairs[i + 1] = pairs[i + 1], pairs[i]
+            choice = late(small) if {id(producer(small.inputs[0]))} == known else None
+            if choice is not None:
+                pairs[i : i + 2] = pairs[i + 1], (small, choice)
     return pairs
 
 
-def begin_early(bucket: BucketTactics) -> BucketTactics:
+def begin_early(bucket: BucketTactics, chooser: Chooser, deep: bool = True) -> BucketTactics:
     """The bucket with each launch started as early as `Early` allows, and small projections behind
-    large ones."""
-    bucket = replace(bucket, nodes=tuple(small_behind(bucket.nodes)))
+    large ones; `deep`: with `Early.stages`."""
+    late = partial(chooser.late, size=bucket.size)
+    bucket = replace(bucket, nodes=tuple(small_behind(bucket.nodes, late)))
     launches = list(_launches(bucket))
     found: list[list[Launch]] = [[] for _ in bucket.nodes]
     open_ = 0  # launches before the previous one that may still run when a launch starts
@@ -63,7 +68,7 @@ def begin_early(bucket: BucketTactics) -> BucketTactics:
         after = launches[i + 1][1] if i + 1 < len(launches) else None
         late = launch.early.late and not open_ and _older(bucket, at, launches, i)
         lets = launch.early.lets and after is not None and after.pdl and after.early.begins
-        if open_ and launch.early.stages is not None:
+        if deep and open_ and launch.early.stages is not None:
             macros, shared = launch.early.stages
             launch = replace(_defined(launch, dict(macros)), shared=shared)
         if launch.pdl and lets and open_ + 2 <= MOST_OPEN:

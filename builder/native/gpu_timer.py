@@ -133,7 +133,8 @@ class GpuTimer:
         return nbytes <= share * (self._gpu.free_bytes - kept)
 
     def _measure_all(self, variants: Sequence[Sequence[Chosen]]) -> list[float] | None:
-        benches = {w.key: _Bench(self._gpu, w, plan) for w, _, plan in variants[0]}
+        nodes = [node for variant in variants for node in variant]
+        benches = {(w.key, p.scratch): _Bench(self._gpu, w, p) for w, _, p in nodes}
         functions: dict[tuple[str, Plan], Launches] = {}
         modules, held = list[Module](), DeviceResources(self._gpu)
 
@@ -148,7 +149,10 @@ class GpuTimer:
             with startup_lock(self._gpu.integrated, self._say):
                 if not self._fits(sum(bench.nbytes for bench in benches.values())):
                     return None
-                queues = [[(benches[w.key], functions_of(t, p)) for w, t, p in v] for v in variants]
+                queues = [
+                    [(benches[w.key, p.scratch], functions_of(t, p)) for w, t, p in variant]
+                    for variant in variants
+                ]
                 for bench in benches.values():
                     bench.fill()
             for queue in queues:  # outside a graph, so that an error has a name

@@ -205,6 +205,21 @@ class Chooser:
             self._known[key] = choose(cuda, work, self.target, self.timer, order)
         return self._known[key]
 
+    def late(self, node: gs.Node, size: Size) -> TacticChoice | None:
+        """The node's decision for a place behind a launch that it does not read (`Early.late`);
+        None without a tactic for that."""
+        cuda, work = self.work(node, size)
+        order = self._orders.get((size.family, node.name))
+        key = ("late", order, *work.key)
+        if key not in self._known:
+            plans, _ = _plans(cuda, work, self.target, order)
+            found = [(t, p) for t, p in plans if all(one.early.late for one in p.launches)]
+            if not found:
+                return None
+            tactic, plan = found[0]
+            self._known[key] = replace(self.node(node, size), tactic=tactic, plan=plan)
+        return self._known[key]
+
     def candidates(
         self, graphs: Iterable[tuple[gs.Graph, Sequence[Size]]]
     ) -> list[tuple[str, Plan]]:

@@ -38,10 +38,10 @@ def test_early_launches_say_what_waiting_ones_say(
     wishes: dict[str, Any] = {"timing": False, "invariant": True, **sizes}
     options = Options(target=HERE, tp=tp, kv_tokens=64 * 384, **wishes)
     asked, said = crowd(), {}
-    monkeypatch.setattr(backend, "untimed", lambda bucket, target: True)
+    monkeypatch.setattr(backend, "untimed", lambda size, target: True)
     for name in ("early", "waiting"):
         if name == "waiting":
-            monkeypatch.setattr(backend, "begin_early", lambda bucket: bucket)
+            monkeypatch.setattr(backend, "begin_early", lambda bucket, *_, **deep: bucket)
         build(tmp_path / "checkpoint", tmp_path / name, options, print)
         with closing(Engine.open(tmp_path / name, EngineOptions(seed=1))) as engine:
             alone = [serve(engine, [one])[0] for one in asked[:8]]
