@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Pairs = list[tuple["gs.Node", TacticChoice]]
 MOST_SMALL = 256  # the most rows of weights of a projection that runs concurrently with another
-MOST_TOKENS = 128  # of a launch whose weights take longer than its products
+MOST_TOKENS = 128  # of a bucket that is timed in several forms; larger ones have long launches
 UNTIMED_TOKENS = 32  # up to so many, untimed launches begin early: H200, docs/performance.md
 
 
@@ -59,8 +59,8 @@ def small_behind(
 def begin_early(bucket: BucketTactics, chooser: Chooser, deep: bool = True) -> BucketTactics:
     """The bucket with each launch started as early as `Early` allows, and small projections behind
     large ones; `deep`: with `Early.stages`."""
-    late = partial(chooser.late, size=bucket.size)
-    bucket = replace(bucket, nodes=tuple(small_behind(bucket.nodes, late)))
+    behind = small_behind(bucket.nodes, partial(chooser.late, size=bucket.size))
+    bucket = replace(bucket, nodes=tuple(behind))
     launches = list(_launches(bucket))
     found: list[list[Launch]] = [[] for _ in bucket.nodes]
     open_ = 0  # launches before the previous one that may still run when a launch starts

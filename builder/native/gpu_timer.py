@@ -102,9 +102,9 @@ class GpuTimer:
 
     def whole(self, variants: Sequence[Sequence[Chosen]]) -> list[float] | None:
         """Seconds of one run of all launches of a bucket, as one graph, for each variant: the same
-        nodes, whose plans differ in how they are launched. None if the memory does not hold them.
+        nodes, launched in other forms or orders. None if the memory does not hold them.
 
-        Every node has operands and results of its own, as when it is timed alone, so that no value
+        Every node has separate operands and results, as when it is timed alone, so that no value
         depends on another node's; the variants' graphs are replayed in turns. Raises InternalError
         if the GPU cannot run them.
         """

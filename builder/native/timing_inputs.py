@@ -85,6 +85,7 @@ def _by_dtype(operand: Operand, spec: TensorSpec, nbytes: int) -> Array:
 def _drawn(dtype: DType, positive: bool) -> Array:
     """PATTERN bytes, the same for all operands of the dtype; read only."""
     rng, count = np.random.default_rng(0), PATTERN // dtype.itemsize
+    found: Array
     if dtype in (DType.U8, DType.F8E4M3, DType.BOOL):
         found = rng.integers(0, 256, PATTERN, dtype=np.uint8)
         found &= np.uint8(1 if dtype is DType.BOOL else 0xBF)
@@ -94,6 +95,6 @@ def _drawn(dtype: DType, positive: bool) -> Array:
         found = rng.standard_normal(count, np.float32)
         if positive:
             found = np.abs(found) * np.float32(0.1) + np.float32(0.01)
-        found = np.asarray(found.astype(dtype.numpy))
+        found = found.astype(dtype.numpy)
     found.setflags(write=False)
     return found

@@ -176,7 +176,7 @@ def test_launches_begin_early_untimed(tmp_path: Path, tp: int, across: bool) -> 
 
 
 def test_each_bucket_is_launched_as_takes_less_time(tmp_path: Path) -> None:
-    """The same nodes are timed both ways; equal nodes are one work."""
+    """The same nodes are timed in each form; equal nodes are one work."""
     asked = []
 
     def whole(variants: Sequence[Sequence[Chosen]]) -> list[float] | None:
