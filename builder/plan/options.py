@@ -75,7 +75,7 @@ class Options:
     draft_dtype: str = "auto"  # how the draft head is stored
     draft_vocab: Vocab = "auto"  # ids that it drafts from
     draft_suffix: int = 0  # fewest ids of a match from which text is drafted, 0 for none
-    mlp_activations: str = "bf16"  # of NVFP4 MLPs in prefill: as they are, or fp8
+    mlp_activations: str = "auto"  # of NVFP4 MLPs in prefill: bf16 as they are, or fp8
     activation: str = "auto"  # f32 on the CPU, bf16 on a GPU; bf16 on the CPU to check a GPU's
     fuse: bool = True
     debug: bool = False
@@ -169,7 +169,7 @@ class BuildPlan:
     ranks: int = 1
     across: bool = False  # the ranks are on several hosts
     vision: VisionInfo | None = None  # None: without the vision tower
-    mlp_activations: str = "bf16"
+    mlp_activations: str = "auto"
 
 
 def resolve(options: Options, facts: ModelFacts) -> BuildPlan:
