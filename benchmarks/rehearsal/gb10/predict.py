@@ -206,17 +206,16 @@ def kept(acceptance: Sequence[float], k: int) -> float:
 def images(model: str, laws: Laws) -> Iterator[Row]:
     """The tower for one image of each of IMAGES, and the prefill of a prompt with it, which takes
     as long as that of a text."""
+    tiles = [-(-(WORDS + rows + 2) // PREFILL_TILE) for rows in IMAGES]
+    given = {"prefill": tuple(PREFILL_TILE * n for n in sorted(tiles)), "decode": (1,)}
+    given |= {"verify": None, "drafts": 0, "max_seqs": 1, "max_image_pixels": max(IMAGES) << 10}
     with TemporaryDirectory() as folder:
-        path = with_tower(model, Path(folder))
-        for rows in IMAGES:
-            tiles = -(-(WORDS + rows + 2) // PREFILL_TILE)
-            given = {"decode": (1,), "prefill": (PREFILL_TILE * tiles,), "verify": None}
-            given |= {"drafts": 0, "max_seqs": 1, "max_image_pixels": rows << 10}
-            plan = plan_of(path, options(GB10_TARGET.name, **given))
-            size = min(n for family, n in plan if family == VISION and n >= rows)
-            text = predicted(plan[PREFILL, tiles], laws)
-            more = {f"prefill_{name}": text[name] for name in ("floor_ms", "ms", "apart_ms")}
-            yield predicted(plan[VISION, size], laws) | {"rows": rows} | more
+        plan = plan_of(with_tower(model, Path(folder)), options(GB10_TARGET.name, **given))
+    for rows, count in zip(IMAGES, tiles, strict=True):
+        size = min(n for family, n in plan if family == VISION and n >= rows)
+        text = predicted(plan[PREFILL, count], laws)
+        more = {f"prefill_{name}": text[name] for name in ("floor_ms", "ms", "apart_ms")}
+        yield predicted(plan[VISION, size], laws) | {"rows": rows} | more
 
 
 def everything(laws: Laws) -> list[Row]:

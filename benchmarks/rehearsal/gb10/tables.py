@@ -176,15 +176,9 @@ def images(rows: Sequence[Row]) -> str:
         cells.append([f"{row['rows'] * ROW_PATCHES:,}", f"{row['floor_ms']:,.1f}"])
         cells[-1] += [f"{ms:,.1f} ({apart:,.1f})", f"{text:,.0f} ({slow:,.0f})"]
         cells[-1] += [f"{ms + text:,.0f} ({apart + slow:,.0f})"]
-        cells[-1] += [
-            f"{part['op']}, {part['tactic']}: {part['ms']:,.1f} ({part['floor_ms']:,.1f})"
-        ]
-    columns = ["patches", "tower's floor, ms", "tower (without overlap)"]
-    columns += [
-        "first token of a text of as many tokens",
-        "of the image",
-        "tower's slowest (floor)",
-    ]
+        cells[-1] += [f"{part['op']} {part['ms']:,.1f} ({part['floor_ms']:,.1f})"]
+    columns = ["patches", "tower: floor, ms", "predicted (without overlap)"]
+    columns += ["first token of as much text", "with the image", "slowest part of the tower"]
     return table(columns, cells)
 
 

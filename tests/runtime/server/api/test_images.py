@@ -188,6 +188,8 @@ def test_other_forms_of_an_image() -> None:
         [{"type": "image_url", "image_url": {"url": uri(), "detail": None}}],
         [{"image_url": {"url": f"DATA:image/png;charset=x;base64,{data}"}}],
         [{"type": "image", "data": data, "mimeType": "image/png"}],
+        [part(CHAT, f"data:image/png;base64,{base64.encodebytes(png(90, 90)).decode()}")],
+        [part(CHAT, uri().replace("AA", "AA\r\n"))],
         [{"type": "document", "source": {"type": "content", "content": [part(CHAT)]}}],
         part(CHAT),
     ):
