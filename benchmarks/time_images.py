@@ -135,7 +135,7 @@ def under_load(
 ) -> tuple[list[float], list[float]]:
     """Milliseconds between tokens of `texts` while `others`, which come at once, get their first
     tokens, or for so many steps without any; and milliseconds to these first tokens. The texts
-    decode when the others come, and must go on for long enough."""
+    decode when the others come, and must have enough tokens to come."""
     numbers = {engine.submit(request) for request in texts}
     seen = dict[int, float]()
     while len(seen) < len(numbers):
