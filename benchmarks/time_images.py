@@ -243,7 +243,7 @@ def main(words: Sequence[str] | None = None) -> None:
     args = parser.parse_args(words)
     grids = [(int(a), int(b)) for a, _, b in (g.partition("x") for g in args.grids.split(","))]
     for layout in args.layouts:
-        path = args.engines / f"images_{layout.replace(':', '_')}"
+        path = args.engines / f"images_{Path(layout).name.replace(':', '_')}"
         tower = open_model(built(layout, path, args.build)).config.vision
         assert tower is not None
         print(layout, flush=True)
