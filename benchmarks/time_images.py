@@ -247,12 +247,12 @@ def main(words: Sequence[str] | None = None) -> None:
         tower = open_model(built(layout, path, args.build)).config.vision
         assert tower is not None
         print(layout, flush=True)
-        engine = Engine(load(path, 0, 1), EngineOptions(swap_bytes=0))
+        engine = Engine(load(path, 0, 1, cache_bytes=0), EngineOptions(swap_bytes=0))
         for grid in grids:
             time_grid(engine, grid, tower, args.times)
         engine.close()
         options = EngineOptions(swap_bytes=0, policy=PrefillPolicy(itl_ms=args.itl_ms))
-        engine = Engine(load(path, 0, 1), options)
+        engine = Engine(load(path, 0, 1, cache_bytes=0), options)
         time_load(engine, grids[0], args)
         engine.close()
 

@@ -17,7 +17,6 @@ from spark_engine.runtime.server.prompts.conversation import ChatOptions
 from spark_engine.runtime.text.chat import RESERVED
 from spark_engine.runtime.text.reply_formats import AUTO, REASONING, TOOLS
 from spark_engine.runtime.text.thinking import EFFORTS
-from spark_engine.vision import MERGE, PATCH
 
 CHATTING = frozenset(Mode) - {Mode.PROMPT, Mode.PROMPT_IDS}
 SEEING = frozenset(Mode) - {Mode.PROMPT_IDS}
@@ -143,7 +142,7 @@ CHAT = (
     _chat(
         "--max-image-pixels",
         "Pixels of an image; larger ones are made smaller. By default as the engine was built.",
-        click.IntRange((PATCH * MERGE) ** 2),
+        click.IntRange(1),
         metavar="N",
         modes=SEEING,
     ),
