@@ -19,6 +19,11 @@ def plan_rows(kernel: Kernel, node: Node, rows: int, h: int, **macros: float) ->
     return node.plan(kernel.launch(node, grid, threads, macros))
 
 
+def rows_once(node: Node) -> float:
+    """An estimate: rows are read and written once."""
+    return rq.seconds((node["x"],), node["x"].nbytes, node.target)
+
+
 def _refuse_add(node: Node) -> str | None:
     a, b = node["a"], node["b"]
     if a.shape != b.shape:
