@@ -4,7 +4,7 @@
 manifest, and every file but the weights verified), device (context), weights (read, verified and
 copied at once), memory (states, tables, arena), then each bucket (cubins, a first run, the
 capture). `python -m benchmarks.time_start --file GIB [FOLDER]` writes a file of that size and
-times `upload_file` over numbers of threads and sizes of pieces: best and worst of three, GB/s.
+times `Upload` over numbers of threads and sizes of pieces: best and worst of three, GB/s.
 The file is in the page cache in both cases if it was written or read shortly before.
 """
 
@@ -61,7 +61,7 @@ def upload(size: int, folder: Path) -> None:
                     digests: dict[int, str] = {}
                     start = time.perf_counter()
                     resources = DeviceResources(gpu)
-                    module.upload_file(resources, path, CHUNK, digests.__setitem__, lanes)
+                    module.Upload(resources, path, CHUNK, digests.__setitem__, lanes).wait()
                     rates.append(size / (time.perf_counter() - start) / 1e9)
                     resources.close()
                     assert len(set(digests.values())) == 1, "equal chunks have equal digests"

@@ -37,7 +37,7 @@ from spark_engine.runtime.executors.program import (
     RankOperand,
     ScalarOperand,
 )
-from spark_engine.runtime.executors.upload import upload_file
+from spark_engine.runtime.executors.upload import Upload
 from spark_engine.tensors import Array, Bytes
 from spark_engine.weights_file import read_index
 
@@ -52,8 +52,9 @@ class NativeEngine:
     `rows_in` receives the device before the engine allocates memory; it raises if the engine does
     not fit and otherwise returns the number of snapshot rows that fit. With `comm` the engine is
     one of several ranks, each with a process and a GPU; ranks communicate through NCCL if they do
-    not read each other's memory. Weights are verified while they are copied. Without `graphs` the
-    launches of a step are queued one by one. With `masks` the graphs of steps that wait for masks
+    not read each other's memory. Weights are verified while they are copied, which goes on while
+    buckets are opened, until `wait` returns. Without `graphs` the launches of a step are queued one
+    by one. With `masks` the graphs of steps that wait for masks
     are recorded here. Raises EngineError if the weights differ from the manifest, if another engine
     is open in this process, or under MPS. `close`, or that of the last executor, frees everything.
     """
@@ -86,9 +87,10 @@ class NativeEngine:
             snapshots = rows_in(self.gpu)
             mark("device")
             digests = partial(folder.check_chunk, path.name)
-            weights = upload_file(resources, path, CHUNK_BYTES, digests)
-            mark("weights")
-            self.weights = {k: weights + e.offset for k, e in read_index(path).items()}
+            self._upload = Upload(resources, path, CHUNK_BYTES, digests)
+            undo.callback(self._upload.close)
+            at = self._upload.address
+            self.weights = {k: at + e.offset for k, e in read_index(path).items()}
             self.states = DeviceStates(resources, manifest.states, snapshots)
             self.tables = DeviceTables(resources, manifest.tables)
             self.arena_bytes = max(b.arena_bytes for b in buckets)
@@ -102,6 +104,11 @@ class NativeEngine:
             self.gpu.wait()
             mark("memory")
             self._undo = undo.pop_all()
+
+    def wait(self) -> None:
+        """Returns once the weights are there, before which no bucket may run. Raises EngineError if
+        they differ from the manifest's."""
+        self._upload.wait()
 
     def open(
         self, header: EngineHeader, payload: bytes, folder: Path, threads: int
@@ -119,6 +126,11 @@ class NativeEngine:
         """A kernel of a cubin, with its dynamic shared memory limit set; None for an NCCL call."""
         cubin, symbol, shared = kernel.cubin, kernel.symbol, kernel.shared
         return None if cubin is None else self._kernels.find(cubin, symbol, shared)
+
+    @property
+    def across(self) -> bool:
+        """True if the ranks use NCCL."""
+        return self._calls is not None
 
     def call(self, symbol: str, args: Sequence[int | float]) -> Callable[[], None]:
         """A function that queues an NCCL call. Raises EngineError if the ranks do not use NCCL."""
@@ -184,12 +196,12 @@ class NativeExecutor:
         states.
         """
         self.gpu.use()
-        program = self._read(payload)
+        program, values = self._read(payload)
         kernels = [self._engine.function(kernel) for kernel in program.kernels]
         queued = []
         for record in program.launches:
             function, symbol = kernels[record.kernel], program.kernels[record.kernel].symbol
-            args = [self._value(arg) for arg in record.args]
+            args = [values[id(arg)] for arg in record.args]
             if function is None:
                 queue = self._engine.call(symbol, args)
             else:
@@ -311,12 +323,15 @@ class NativeExecutor:
                     "rebuild the engine with spark-build"
                 )
 
-    def _read(self, payload: bytes) -> Program:
+    def _read(self, payload: bytes) -> tuple[Program, dict[int, int | float]]:
+        """The payload's program, and the value of each operand by its `id`."""
+        values: dict[int, int | float] = {}
         try:
             program = Program.read(payload)
             for record in program.launches:
                 for arg in record.args:
-                    self._value(arg)
+                    if id(arg) not in values:  # the program keeps it
+                        values[id(arg)] = self._value(arg)
         except (KeyError, ValueError) as error:
             raise EngineError(
                 f"the {self._label} bucket's launches cannot be read ({error!r}); rebuild the "
@@ -332,7 +347,7 @@ class NativeExecutor:
                     f"the {self._label} bucket needs {wanted} bytes of {kind} memory, "
                     f"the engine has {there}; rebuild the engine with spark-build"
                 )
-        return program
+        return program, values
 
     def _check_resident(self, function: Function, symbol: str, record: LaunchRecord) -> None:
         """Raises EngineError if the blocks of a resident launch do not all fit at once."""
@@ -349,16 +364,21 @@ class NativeExecutor:
             )
 
     def _capture(self, payload: bytes) -> BucketGraphs:
-        """Loads the cubins, runs every launch once over inactive rows, and records the graph."""
-        launches = self.launches(payload)
+        """Loads the cubins and records the graph; runs nothing, except where ranks use NCCL."""
+        launches, engine = self.launches(payload), self._engine
+        if engine.across:
+            self._run_inactive(launches)
+        return BucketGraphs(self._label, launches, self._resources, engine.graphs, engine.masks)
+
+    def _run_inactive(self, launches: Sequence[QueuedLaunch]) -> None:
+        """Runs every launch once over inactive rows: NCCL connects at a call of a new size, which
+        is no work for a recording."""
         for field in self._buffers.steps.fields:
             byte = 0xFF if field.spec.name in INERT else 0
             self.gpu.fill(self._steps + field.offset, byte, field.spec.nbytes)
         for launch in launches:
             launch.queue()
         self.gpu.wait()
-        engine = self._engine
-        return BucketGraphs(self._label, launches, self._resources, engine.graphs, engine.masks)
 
     def _places(self) -> Mapping[str, Mapping[str, int]]:
         """Device addresses of launch operands, by kind and name."""
