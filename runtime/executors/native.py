@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from spark_engine.device.buffers import Block, Buffers
-from spark_engine.device.gpu import Event, Function, Gpu
+from spark_engine.device.gpu import Function, Gpu
 from spark_engine.device.resources import DeviceResources
 from spark_engine.engine_file import CHUNK_BYTES, EngineFolder, EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
@@ -23,7 +22,7 @@ from spark_engine.runtime.executors.bucket_graphs import MASKS, BucketGraphs, Qu
 from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.executors.device_clock import DeviceClock
 from spark_engine.runtime.executors.device_memory import DeviceStates, DeviceTables
-from spark_engine.runtime.executors.executor import Specs, Wait, checked
+from spark_engine.runtime.executors.executor import Specs, Wait
 from spark_engine.runtime.executors.gpu_lock import lock_gpu, refuse_mps
 from spark_engine.runtime.executors.kernels import Kernels
 from spark_engine.runtime.executors.peers import calls, connect_peers
@@ -37,11 +36,11 @@ from spark_engine.runtime.executors.program import (
     RankOperand,
     ScalarOperand,
 )
+from spark_engine.runtime.executors.staging import StagedBuffers, Staging
 from spark_engine.runtime.executors.upload import Upload
-from spark_engine.tensors import Array, Bytes
+from spark_engine.tensors import Array
 from spark_engine.weights_file import read_index
 
-MAX_STAGED = 4  # sets of host buffers that a bucket remembers; an engine has one or two
 INERT = ("slots", "sources", "saves")  # tables of step inputs that are -1 in an inactive row
 Mark = Callable[[str], None]  # receives the name of each completed stage
 
@@ -52,9 +51,9 @@ class NativeEngine:
     `rows_in` receives the device before the engine allocates memory; it raises if the engine does
     not fit and otherwise returns the number of snapshot rows that fit. With `comm` the engine is
     one of several ranks, each with a process and a GPU; ranks communicate through NCCL if they do
-    not read each other's memory. Weights are verified while they are copied, which goes on while
-    buckets are opened, until `wait` returns. Without `graphs` the launches of a step are queued one
-    by one. With `masks` the graphs of steps that wait for masks
+    not read each other's memory. Weights are verified while they are copied, and are there once
+    `wait` has returned; buckets can be opened meanwhile. Without `graphs` the launches of a step
+    are queued one by one. With `masks` the graphs of steps that wait for masks
     are recorded here. Raises EngineError if the weights differ from the manifest, if another engine
     is open in this process, or under MPS. `close`, or that of the last executor, frees everything.
     """
@@ -154,18 +153,6 @@ class NativeEngine:
         self._undo.close()
 
 
-@dataclass(frozen=True)
-class _Staging:
-    """Pinned copies of one set of host buffers; `done`: their last launch has ended."""
-
-    buffers: Mapping[str, Array]
-    steps: Bytes
-    outputs: Bytes
-    done: Event
-    fed: tuple[tuple[str, Array], ...]  # views of `steps`
-    read: tuple[tuple[str, Array], ...]  # views of `outputs`
-
-
 class NativeExecutor:
     """One bucket: a CUDA graph over the engine's memory."""
 
@@ -173,11 +160,11 @@ class NativeExecutor:
         self._engine, self.gpu = engine, engine.gpu
         self.specs = Specs(header.inputs, header.states, header.outputs)
         self._label = f"{header.family} {header.rows}"
-        self._staged: list[_Staging] = []
         self._buffers = Buffers.of(header, engine.tables.addresses)
         self._resources = DeviceResources(self.gpu)
         try:
             self._check_specs()
+            self._staging = StagedBuffers(self._resources, self.specs, self._buffers)
             self._steps = self._resources.zeros(self._buffers.steps.nbytes)
             self._outputs = self._resources.zeros(self._buffers.outputs.nbytes)
             larger = self._buffers.wide.nbytes > engine.wide_bytes  # only other payloads
@@ -255,17 +242,17 @@ class NativeExecutor:
 
         return launch_rest
 
-    def _feed(self, buffers: Mapping[str, Array]) -> _Staging:
+    def _feed(self, buffers: Mapping[str, Array]) -> Staging:
         if not self._open:
             raise ExecutorError(f"{self._label} is closed")
         self.gpu.use()
-        staging = self._staging(buffers)
+        staging = self._staging.find(buffers)
         for name, view in staging.fed:
             view[...] = buffers[name]
         self.gpu.upload(self._steps, staging.steps)
         return staging
 
-    def _fetch(self, staging: _Staging, buffers: Mapping[str, Array]) -> Wait:
+    def _fetch(self, staging: Staging, buffers: Mapping[str, Array]) -> Wait:
         """Queues the copy of the outputs and returns the function that waits for them."""
         if staging.read:  # the tower has no outputs
             self.gpu.download(staging.outputs, self._outputs)
@@ -290,26 +277,6 @@ class NativeExecutor:
             self._resources.close()
         finally:
             self._engine.release(self)
-
-    def _staging(self, buffers: Mapping[str, Array]) -> _Staging:
-        for known in self._staged:
-            if known.buffers is buffers:
-                return known
-        for spec in (*self.specs.inputs, *self.specs.outputs):
-            checked(spec, buffers.get(spec.name))
-        if len(self._staged) == MAX_STAGED:
-            oldest = self._staged.pop(0)
-            self.gpu.wait_for(oldest.done)
-            steps, outputs, done = oldest.steps, oldest.outputs, oldest.done
-        else:
-            steps = self._resources.pinned(self._buffers.steps.nbytes)
-            outputs = self._resources.pinned(self._buffers.outputs.nbytes)
-            done = self._resources.event()
-        fed = tuple((f.spec.name, f.view(steps)) for f in self._buffers.steps.fields)
-        read = tuple((f.spec.name, f.view(outputs)) for f in self._buffers.outputs.fields)
-        made = _Staging(buffers, steps, outputs, done, fed, read)
-        self._staged.append(made)
-        return made
 
     def _check_specs(self) -> None:
         """Raises EngineError if tables or states differ from the manifest's, which sized the

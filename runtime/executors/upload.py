@@ -25,7 +25,7 @@ Check = Callable[[int, str], None]  # (chunk index, hex sha256); raises on a mis
 
 
 class Upload:
-    """A whole file on its way into device memory at `address`, which `resources` frees.
+    """Copies a whole file into device memory at `address`, which `resources` frees.
 
     Threads read and hash `chunk` bytes at a time and pass the digest to `check`; its error ends
     the upload. The file's bytes may be used after `wait`. `lanes`: threads, 0 for one per core.
@@ -111,7 +111,7 @@ class _Job:
         except BaseException:
             self._stopped = True
             raise
-        finally:  # what is on its way reads the stages
+        finally:  # copies that are queued read the stages
             for event in copied:
                 self._gpu.wait_for(event)
 
