@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,8 @@ Launches = list[tuple[Function, Launch]]
 COLD = 2  # size of all copies, in L2 caches
 MOST_COPIES, LEAST_LAUNCHES = 32, 4
 REPEATS, WARM = 7, 2
+FEW, LONG = 3, 0.01  # repeats of a graph that runs for more than LONG seconds, which vary little
+PLACE = 256  # bytes: a boundary of the driver's allocations
 # Share of the free memory that one measurement may take; half of it if GPU and host share their
 # memory, since the host holds the operands while they are made.
 SHARE = 0.8
@@ -43,6 +46,8 @@ class GpuTimer:
     `cubins` is the folder of compiled kernels; `say` receives progress messages. Frees all GPU
     memory at the end.
     """
+
+    _made: tuple[Work, list[Filling]] | None = None  # of the last work, which several tactics run
 
     def __init__(
         self, target: Target, cubins: Path, known: Path, say: Callable[[str], None] = silent
@@ -102,7 +107,7 @@ class GpuTimer:
         return seconds
 
     def _measure(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
-        bench, modules = _Bench(self._gpu, work, plan), list[Module]()
+        bench, modules = _Bench(self._gpu, work, plan, self._fillings), list[Module]()
         share = SHARE / 2 if self._gpu.integrated else SHARE
         kept = kept_of(self._gpu.total_bytes) if self._gpu.integrated else 0
         try:
@@ -117,6 +122,11 @@ class GpuTimer:
             for module in modules:
                 self._gpu.unload(module)
 
+    def _fillings(self, work: Work) -> list[Filling]:
+        if self._made is None or self._made[0] != work:
+            self._made = work, fillings(work, np.random.default_rng(0))
+        return self._made[1]
+
     def _measure_ranks(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
         """`_measure` of a plan that all ranks run at once, each on its own GPU."""
         ranks = int(work.attrs["ranks"])
@@ -125,7 +135,7 @@ class GpuTimer:
         if self._ranks is None or self._ranks.symmetric < plan.symmetric:
             self._close_ranks()
             self._ranks = RankGpus(range(ranks), self._target, self._cubins, plan.symmetric)
-        found = fillings(work, np.random.default_rng(0))
+        found = self._fillings(work)
         operands = [[np.resize(f.pattern, f.nbytes) for f in found]] * ranks
         outputs = [spec.nbytes for spec in work.outs]
         try:
@@ -155,29 +165,34 @@ class GpuTimer:
 
 
 class _Bench:
-    """One node's launches and buffers, with `copies` of the cold ones."""
+    """One node's launches and buffers, with `copies` of the cold ones. `made` gives what they
+    hold."""
 
-    def __init__(self, gpu: Gpu, work: Work, plan: Plan) -> None:
+    def __init__(
+        self, gpu: Gpu, work: Work, plan: Plan, made: Callable[[Work], list[Filling]]
+    ) -> None:
         self._held, self._gpu, self._work, self._plan = DeviceResources(gpu), gpu, work, plan
-        self._fillings = fillings(work, np.random.default_rng(0))
+        self._fillings = made(work)
         cold = sum(self._fillings[i].nbytes for i in work.cold)
         self.copies = min(MOST_COPIES, max(1, -(-COLD * gpu.l2_bytes // max(cold, 1))))
-        made = [*(f.nbytes for f in self._fillings), *(s.nbytes for s in work.outs)]
-        warm = sum(made) - cold + sum(s.nbytes for s in plan.scratch)
-        self.nbytes = warm + self.copies * cold
+        sizes = [*(f.nbytes for f in self._fillings), *(s.nbytes for s in work.outs)]
+        warm = sum(sizes) - cold + sum(s.nbytes for s in plan.scratch)
+        buffers = len(sizes) + self.copies * len(work.cold) + len(plan.scratch)
+        self.nbytes = warm + self.copies * cold + buffers * PLACE
 
     def fill(self) -> None:
-        """Allocates everything, and writes operands and zeroed scratch."""
+        """Allocates everything as one block, and writes operands and zeroed scratch."""
+        self._next = self._held.memory(self.nbytes)
         self._inputs = [self._operand(i, f) for i, f in enumerate(self._fillings)]
         aliases = self._work.op.aliases(self._work.attrs) if self._work.op else {}
         self._outputs = [
-            self._inputs[aliases[i]] if i in aliases else [self._held.memory(spec.nbytes)]
+            self._inputs[aliases[i]] if i in aliases else [self._placed(spec.nbytes)]
             for i, spec in enumerate(self._work.outs)
         ]
-        self._scratch = [
-            self._held.zeros(s.nbytes) if s.zeroed else self._held.memory(s.nbytes)
-            for s in self._plan.scratch
-        ]
+        self._scratch = [self._placed(s.nbytes) for s in self._plan.scratch]
+        for need, address in zip(self._plan.scratch, self._scratch, strict=True):
+            if need.zeroed:
+                self._gpu.fill(address, 0, max(need.nbytes, 1))
         self._gpu.wait()
 
     def seconds(self, launches: Launches) -> float:
@@ -192,24 +207,33 @@ class _Bench:
 
         replay = self._held.graph(record)
         first, last = (self._held.event(timed=True) for _ in range(2))
-        times = []
-        for _ in range(WARM + REPEATS):
+
+        def replayed() -> float:
             self._gpu.record(first)
             self._gpu.replay(replay)
             self._gpu.record(last)
             self._gpu.wait_for(last)
-            times.append(self._gpu.milliseconds(first, last) / 1e3 / sets)
-        return statistics.median(times[WARM:])
+            return self._gpu.milliseconds(first, last) / 1e3
+
+        warm = min(replayed() for _ in range(WARM))
+        times = [replayed() for _ in range(FEW if warm > LONG else REPEATS)]
+        return statistics.median(times) / sets
 
     def free(self) -> None:
         self._held.close()
 
     def _operand(self, index: int, filling: Filling) -> list[int]:
         copies = self.copies if index in self._work.cold else 1
-        addresses = [self._held.memory(filling.nbytes) for _ in range(copies)]
-        for address in addresses:
-            self._repeat(address, filling)
+        addresses = [self._placed(filling.nbytes) for _ in range(copies)]
+        self._repeat(addresses[0], filling)
+        for address in addresses[1:]:
+            self._gpu.copy(address, addresses[0], filling.nbytes)
         return addresses
+
+    def _placed(self, nbytes: int) -> int:
+        """The address of the next bytes of the block, on a boundary of PLACE."""
+        address, self._next = self._next, self._next + -(-nbytes // PLACE) * PLACE
+        return address
 
     def _repeat(self, address: int, filling: Filling) -> None:
         """Writes the pattern over the whole buffer: once from the host, then doubling."""
@@ -240,8 +264,14 @@ class _Bench:
 def _texts(tactic: Tactic, plan: Plan) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in {launch.source or tactic.source for launch in plan.launches}:
-        found |= sources(name)
+        found |= _sources(name)
     return found
+
+
+@cache
+def _sources(name: str) -> dict[str, str]:
+    """Read once: what is timed is what was there first."""
+    return sources(name)
 
 
 def this_machine() -> Machine:
