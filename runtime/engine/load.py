@@ -226,7 +226,7 @@ def _load(
     # A device verifies the weights while it reads them, and each rank its own file.
     own = () if manifest.executor == NATIVE else (manifest.weights_files[rank],)
     deferred = set(manifest.weights_files) - set(own)
-    folder = open_folder(path, target, deferred, shown.advance)
+    folder = open_folder(path, target, deferred, shown.advance, manifest)
     mark("files")
     if folder.manifest.executor == NATIVE and NATIVE not in EXECUTORS:
         return _load_native(folder, options, mark, shown, comm)
