@@ -174,9 +174,9 @@ def open_folder(
 
     Of the files named in `deferred` only the length is verified here: their reader must call
     `check_chunk` for each chunk. Several threads call `advance` with the number of verified chunks
-    and that of all. `manifest`: the folder's, where it was read before, as a large one takes a
-    tenth of a second. Raises EngineError, naming the file and the remedy, for a newer format, another
-    target, or a file that is missing, of a wrong length, or changed.
+    and that of all. `manifest`: the folder's, where it was read before. Raises EngineError, naming
+    the file and the remedy, for a newer format, another target, or a file that is missing, of a
+    wrong length, or changed.
     """
     manifest = manifest or read_manifest(path)
     if manifest.target != target:

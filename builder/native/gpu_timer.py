@@ -8,9 +8,10 @@ after the kernel that writes them.
 
 from __future__ import annotations
 
+import hashlib
 import statistics
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.cuda_sources import sources
 from spark_engine.builder.native.rank_gpus import RankGpus, reach_each_other
-from spark_engine.builder.native.tactics import Work
+from spark_engine.builder.native.tactics import Chosen, Work
 from spark_engine.builder.native.timing_inputs import Filling, fillings
 from spark_engine.builder.native.timings import Machine, Timings, driver_version, key_of
 from spark_engine.device.gpu import Function, Gpu, Module, name_and_driver
@@ -46,8 +47,6 @@ class GpuTimer:
     `cubins` is the folder of compiled kernels; `say` receives progress messages. Frees all GPU
     memory at the end.
     """
-
-    _made: tuple[Work, list[Filling]] | None = None  # of the last work, which several tactics run
 
     def __init__(
         self, target: Target, cubins: Path, known: Path, say: Callable[[str], None] = silent
@@ -94,11 +93,8 @@ class GpuTimer:
             self._lost += 1
             return None
         except ExecutorError as error:
-            raise InternalError(
-                f"timing {work.name}/{tactic.name} over "
-                f"{[(str(s.dtype), s.dims) for s in work.ins]}: {error}; --no-timing builds "
-                "without the GPU"
-            ) from error
+            dims = [(str(s.dtype), s.dims) for s in work.ins]
+            raise _failed(f"{work.name}/{tactic.name} over {dims}", error) from error
         if seconds is not None:
             self._timings.put(key, seconds)
             self.measured += 1
@@ -106,13 +102,77 @@ class GpuTimer:
             self._lost += 1
         return seconds
 
-    def _measure(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
-        bench, modules = _Bench(self._gpu, work, plan, self._fillings), list[Module]()
+    def whole(self, variants: Sequence[Sequence[Chosen]]) -> list[float] | None:
+        """Seconds of one run of all launches of a bucket, as one graph, for each variant: the same
+        nodes, launched in other forms or orders. None if the memory does not hold them.
+
+        Every node has separate operands and results, as when it is timed alone, so that no value
+        depends on another node's; the variants' graphs are replayed in turns. Raises InternalError
+        if the GPU cannot run them.
+        """
+        keys = [_key_of_all(variant) for variant in variants]
+        known = [seconds for key in keys if (seconds := self._timings.get(key)) is not None]
+        if len(known) == len(variants):
+            return known
+        try:
+            found = self._measure_all(variants)
+        except CapacityError:
+            found = None
+        except ExecutorError as error:
+            raise _failed("a bucket's launches as one graph", error) from error
+        if found is None:
+            self._lost += 1
+            return None
+        for key, seconds in zip(keys, found, strict=True):
+            self._timings.put(key, seconds)
+            self.measured += 1
+        return found
+
+    def _fits(self, nbytes: int) -> bool:
+        """True if one measurement may take so many bytes."""
         share = SHARE / 2 if self._gpu.integrated else SHARE
         kept = kept_of(self._gpu.total_bytes) if self._gpu.integrated else 0
+        return nbytes <= share * (self._gpu.free_bytes - kept)
+
+    def _measure_all(self, variants: Sequence[Sequence[Chosen]]) -> list[float] | None:
+        nodes = [node for variant in variants for node in variant]
+        benches = {(w.key, p.scratch): _Bench(self._gpu, w, p) for w, _, p in nodes}
+        functions: dict[tuple[str, Plan], Launches] = {}
+        modules, held = list[Module](), DeviceResources(self._gpu)
+
+        def functions_of(tactic: Tactic, plan: Plan) -> Launches:
+            key = tactic.source, plan
+            if key not in functions:
+                functions[key], more = self._functions(tactic, plan)
+                modules.extend(more)
+            return functions[key]
+
+        try:
+            with startup_lock(self._gpu.integrated, self._say):
+                if not self._fits(sum(bench.nbytes for bench in benches.values())):
+                    return None
+                queues = [
+                    [(benches[w.key, p.scratch], functions_of(t, p)) for w, t, p in variant]
+                    for variant in variants
+                ]
+                for bench in benches.values():
+                    bench.fill()
+            for queue in queues:  # outside a graph, so that an error has a name
+                _run_all(queue)
+            self._gpu.wait()
+            return _medians(held, [partial(_run_all, queue) for queue in queues])
+        finally:
+            held.close()
+            for bench in benches.values():
+                bench.free()
+            for module in modules:
+                self._gpu.unload(module)
+
+    def _measure(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
+        bench, modules = _Bench(self._gpu, work, plan), list[Module]()
         try:
             with startup_lock(self._gpu.integrated, self._say):  # while no engine starts
-                if bench.nbytes > share * (self._gpu.free_bytes - kept):
+                if not self._fits(bench.nbytes):
                     return None
                 launches, modules = self._functions(tactic, plan)
                 bench.fill()
@@ -122,11 +182,6 @@ class GpuTimer:
             for module in modules:
                 self._gpu.unload(module)
 
-    def _fillings(self, work: Work) -> list[Filling]:
-        if self._made is None or self._made[0] != work:
-            self._made = work, fillings(work, np.random.default_rng(0))
-        return self._made[1]
-
     def _measure_ranks(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
         """`_measure` of a plan that all ranks run at once, each on its own GPU."""
         ranks = int(work.attrs["ranks"])
@@ -135,7 +190,7 @@ class GpuTimer:
         if self._ranks is None or self._ranks.symmetric < plan.symmetric:
             self._close_ranks()
             self._ranks = RankGpus(range(ranks), self._target, self._cubins, plan.symmetric)
-        found = self._fillings(work)
+        found = fillings(work, np.random.default_rng(0))
         operands = [[np.resize(f.pattern, f.nbytes) for f in found]] * ranks
         outputs = [spec.nbytes for spec in work.outs]
         try:
@@ -165,14 +220,11 @@ class GpuTimer:
 
 
 class _Bench:
-    """One node's launches and buffers, with `copies` of the cold ones. `made` gives what they
-    hold."""
+    """One node's launches and buffers, with `copies` of the cold ones."""
 
-    def __init__(
-        self, gpu: Gpu, work: Work, plan: Plan, made: Callable[[Work], list[Filling]]
-    ) -> None:
+    def __init__(self, gpu: Gpu, work: Work, plan: Plan) -> None:
         self._held, self._gpu, self._work, self._plan = DeviceResources(gpu), gpu, work, plan
-        self._fillings = made(work)
+        self._fillings = fillings(work, np.random.default_rng(0))
         cold = sum(self._fillings[i].nbytes for i in work.cold)
         self.copies = min(MOST_COPIES, max(1, -(-COLD * gpu.l2_bytes // max(cold, 1))))
         sizes = [*(f.nbytes for f in self._fillings), *(s.nbytes for s in work.outs)]
@@ -198,26 +250,15 @@ class _Bench:
     def seconds(self, launches: Launches) -> float:
         """The median over replays, divided by the number of repetitions in the graph."""
         sets = max(self.copies, LEAST_LAUNCHES)
-        self._run(launches, 0)  # outside a graph, so that an error has a name
+        self.run(launches, 0)  # outside a graph, so that an error has a name
         self._gpu.wait()
 
         def record() -> None:
             for turn in range(sets):
-                self._run(launches, turn)
+                self.run(launches, turn)
 
-        replay = self._held.graph(record)
-        first, last = (self._held.event(timed=True) for _ in range(2))
-
-        def replayed() -> float:
-            self._gpu.record(first)
-            self._gpu.replay(replay)
-            self._gpu.record(last)
-            self._gpu.wait_for(last)
-            return self._gpu.milliseconds(first, last) / 1e3
-
-        warm = min(replayed() for _ in range(WARM))
-        times = [replayed() for _ in range(FEW if warm > LONG else REPEATS)]
-        return statistics.median(times) / sets
+        (seconds,) = _medians(self._held, [record])
+        return seconds / sets
 
     def free(self) -> None:
         self._held.close()
@@ -246,7 +287,8 @@ class _Bench:
             self._gpu.copy(address + done, address, more)
             done += more
 
-    def _run(self, launches: Launches, turn: int) -> None:
+    def run(self, launches: Launches, turn: int) -> None:
+        """Queues the launches over the copies of this turn."""
         for function, launch in launches:
             values = [
                 self._address(a, turn) if isinstance(a, Pointer) else a.value for a in launch.args
@@ -259,6 +301,48 @@ class _Bench:
         found = self._inputs if pointer.kind == "input" else self._outputs
         copies = found[pointer.index]
         return copies[turn % len(copies)]
+
+
+def _run_all(queue: Sequence[tuple[_Bench, Launches]]) -> None:
+    for turn, (bench, launches) in enumerate(queue):
+        bench.run(launches, turn)
+
+
+def _medians(held: DeviceResources, records: Sequence[Callable[[], None]]) -> list[float]:
+    """Median seconds of a replay of each graph, which are replayed in turns."""
+    gpu, graphs = held.gpu, [held.graph(record) for record in records]
+    first, last = (held.event(timed=True) for _ in range(2))
+    times: list[list[float]] = [[] for _ in graphs]
+
+    def replay_all() -> None:
+        for graph, found in zip(graphs, times, strict=True):
+            gpu.record(first)
+            gpu.replay(graph)
+            gpu.record(last)
+            gpu.wait_for(last)
+            found.append(gpu.milliseconds(first, last) / 1e3)
+
+    for _ in range(WARM):
+        replay_all()
+    for _ in range(FEW if min(map(min, times)) > LONG else REPEATS):
+        replay_all()
+    return [statistics.median(found[WARM:]) for found in times]
+
+
+def _failed(what: str, error: ExecutorError) -> InternalError:
+    return InternalError(f"timing {what}: {error}; --no-timing builds without the GPU")
+
+
+def _key_of_all(nodes: Sequence[Chosen]) -> str:
+    """sha256 of what a time of all nodes in this order depends on, but for the machine."""
+    keys: dict[tuple[object, ...], str] = {}
+    digest = hashlib.sha256()
+    for work, tactic, plan in nodes:
+        node = (work.key, tactic.name, plan)
+        if node not in keys:
+            keys[node] = key_of(work, tactic, plan, _texts(tactic, plan))
+        digest.update(keys[node].encode())
+    return digest.hexdigest()
 
 
 def _texts(tactic: Tactic, plan: Plan) -> dict[str, str]:

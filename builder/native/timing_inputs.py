@@ -6,7 +6,7 @@ finite number below 2 in e2m1, e4m3, bf16 and f32.
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -76,20 +76,25 @@ def _reached(operand: Operand, spec: TensorSpec, launch: TimedLaunch) -> int:
 
 
 def _by_dtype(operand: Operand, spec: TensorSpec, nbytes: int) -> Array:
+    positive = spec.dtype is DType.F32 and operand.role in (Role.WEIGHT, Role.SCALE)
     count = max(1, min(nbytes, PATTERN) // spec.dtype.itemsize)
-    return _drawn(spec.dtype, operand.role in (Role.WEIGHT, Role.SCALE))[:count]
+    return _drawn(spec.dtype, positive)[:count]
 
 
-@cache
-def _drawn(dtype: DType, scales: bool) -> Array:
-    """PATTERN bytes, drawn once: drawing takes longer than most measurements."""
+@lru_cache
+def _drawn(dtype: DType, positive: bool) -> Array:
+    """PATTERN bytes, the same for all operands of the dtype; read only."""
     rng, count = np.random.default_rng(0), PATTERN // dtype.itemsize
+    found: Array
     if dtype in (DType.U8, DType.F8E4M3, DType.BOOL):
-        raw = rng.integers(0, 256, PATTERN, dtype=np.uint8) & np.uint8(0xBF)
-        return raw & np.uint8(1) if dtype is DType.BOOL else raw
-    if dtype.numpy.kind in "iu":
-        return np.zeros(count, dtype.numpy)
-    drawn = rng.standard_normal(count, np.float32)
-    if dtype is DType.F32 and scales:
-        drawn = np.abs(drawn) * np.float32(0.1) + np.float32(0.01)
-    return np.asarray(drawn.astype(dtype.numpy))
+        found = rng.integers(0, 256, PATTERN, dtype=np.uint8)
+        found &= np.uint8(1 if dtype is DType.BOOL else 0xBF)
+    elif dtype.numpy.kind in "iu":
+        found = np.zeros(count, dtype.numpy)
+    else:
+        found = rng.standard_normal(count, np.float32)
+        if positive:
+            found = np.abs(found) * np.float32(0.1) + np.float32(0.01)
+        found = found.astype(dtype.numpy)
+    found.setflags(write=False)
+    return found

@@ -23,7 +23,7 @@ from spark_engine.runtime.server.http.app import create_app
 from spark_engine.runtime.server.http.connections import (
     Connection,
     Connections,
-    room_for_connections,
+    connection_capacity,
 )
 from spark_engine.runtime.server.http.endpoints import Endpoints
 from spark_engine.runtime.server.http.guard import guard_of, is_loopback
@@ -65,8 +65,8 @@ async def serve_http(
         if manifest is not None and not models.several:
             for words in engine_folder.unmet(options.engine, service.info, manifest):
                 log.warning(words)
-    room = _most_connections(options, descriptors)
-    connections = Connections(room, options.read_timeout_s, refused=metrics.turned_away)
+    limit = _most_connections(options, descriptors)
+    connections = Connections(limit, options.read_timeout_s, refused=metrics.turned_away)
     name = ", ".join(_spelled(service, options) for service in models.services)
     logged = options.access_log, options.access_log_all
     async with lifecycle.listeners(*logged, options.traces, models.first.names[0]) as callbacks:
@@ -89,16 +89,16 @@ def _spelled(service: Service, options: ServerOptions) -> str:
     name, info, engine = service.names[0], service.info, options.engine
     if (state := service.client.state) is not None:
         return f"{name} ({state})"
-    drafts = engine_folder.spell_drafts(engine.drafts, info.limits, engine.fixed_drafts)
-    return name + drafts + engine_folder.spell_cache(info)
+    drafts = engine_folder.describe_drafts(engine.drafts, info.limits, engine.fixed_drafts)
+    return name + drafts + engine_folder.describe_cache(info)
 
 
 def _most_connections(options: ServerOptions, descriptors: int) -> int:
-    room = room_for_connections(descriptors, 1 if options.tls_cert is None else 2)
-    if room < options.max_connections:
+    limit = connection_capacity(descriptors, 1 if options.tls_cert is None else 2)
+    if limit < options.max_connections:
         words = "at most %d connections: this process may open %d files (ulimit -n)"
-        log.warning(words, room, descriptors)
-    return min(room, options.max_connections)
+        log.warning(words, limit, descriptors)
+    return min(limit, options.max_connections)
 
 
 def config_of(

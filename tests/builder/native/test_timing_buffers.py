@@ -35,8 +35,7 @@ def card() -> Card:
 
 
 def bench(card: Any) -> Any:
-    rng = np.random.default_rng(0)
-    return gpu_timer._Bench(card, WORK, PLAN, lambda work: fillings(work, rng))
+    return gpu_timer._Bench(card, WORK, PLAN)
 
 
 def test_every_buffer_has_its_place_in_one_block(card: Card) -> None:
@@ -66,11 +65,3 @@ def test_a_long_graph_is_replayed_less_often(card: Card, ms: float, replays: int
     card.replay_ms = ms
     assert made.seconds([]) == ms / 1e3 / 4 and card.calls.count("replay") == replays
     made.free()
-
-
-def test_tactics_of_one_work_share_what_is_drawn() -> None:
-    timer: Any = object.__new__(gpu_timer.GpuTimer)
-    first = timer._fillings(WORK)
-    assert timer._fillings(WORK) is first
-    other = Work("Toy", None, {}, SPECS, WORK.outs, frozenset(), 9)
-    assert timer._fillings(other) is not first

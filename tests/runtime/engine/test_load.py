@@ -1,7 +1,6 @@
 """From folder to executors: what is refused before anything is loaded."""
 
 import sys
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from spark_engine.engine_file import read_manifest
 from spark_engine.errors import CapacityError, EngineError
 from spark_engine.hints import extra
 from spark_engine.manifest import bytes_of
-from spark_engine.progress import Advance, Progress
+from spark_engine.progress import Progress
 from spark_engine.runtime.engine import detect
 from spark_engine.runtime.engine import load as module
 from spark_engine.runtime.engine.capacity import check_capacity
@@ -86,8 +85,8 @@ def test_rank_0_asks_for_the_memory_of_all_ranks_of_its_host(
     free = manifest.memory.total * 3 // 2
     opened: list[object] = []
 
-    def lanes(memory: object, swap_bytes: int, room: int) -> int:
-        opened.append(room)
+    def lanes(memory: object, swap_bytes: int, usable: int) -> int:
+        opened.append(usable)
         raise EngineError("far enough")
 
     monkeypatch.setattr(module, "available_memory", lambda: free)
@@ -112,8 +111,8 @@ def test_what_the_cache_may_hold_is_reported(engine: Path) -> None:
         assert loaded.cache_bytes == (pages + rows if asked is None else asked)
         assert not loaded.invariant
     folder: Any = SimpleNamespace(manifest=replace(manifest, invariant=True))
-    told = module._loaded(folder, loaded.executors, 0, None)
-    assert told.invariant and told.costs == loaded.costs
+    known = module._loaded(folder, loaded.executors, 0, None)
+    assert known.invariant and known.costs == loaded.costs
 
 
 def test_memory_is_checked_before_anything_is_opened(
@@ -189,8 +188,8 @@ def test_a_bucket_under_another_ones_name_is_refused(
 ) -> None:
     real = module.open_folder
 
-    def swapped(path: Path, target: str, deferred: Collection[str], advance: Advance) -> object:
-        folder = real(path, target, deferred, advance)
+    def swapped(path: Path, target: str, *more: object) -> object:
+        folder = real(path, target, *more)  # type: ignore[arg-type]
         first, second, *rest = folder.manifest.buckets
         buckets = (replace(first, file=second.file), second, *rest)
         return replace(folder, manifest=replace(folder.manifest, buckets=buckets))
