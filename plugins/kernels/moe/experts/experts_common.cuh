@@ -46,7 +46,7 @@ DEVICE float silu_mul(float gate, float up) {
 }
 DEVICE float scaled(float dot, float scale2) { return __fmul_rn(dot, scale2 * REST); }
 
-// Both sides are codes of e4m3 as f16, which take two conversions where bf16 takes nine instructions.
+// Both sides are e4m3 codes as f16: two conversions of four codes where bf16 takes nine steps.
 #define F16_CODES (QUANT == 2 || QUANT == 4)
 // Two steps of k against a lane's eight activations: bf16, or codes as f16.
 DEVICE void multiply(float (&d)[4], const u32 (&a)[4][4], int half, const uint4& x) {
