@@ -8,8 +8,10 @@ after the kernel that writes them.
 
 from __future__ import annotations
 
+import hashlib
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ import numpy as np
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.cuda_sources import sources
 from spark_engine.builder.native.rank_gpus import RankGpus, reach_each_other
-from spark_engine.builder.native.tactics import Work
+from spark_engine.builder.native.tactics import Chosen, Work
 from spark_engine.builder.native.timing_inputs import Filling, fillings
 from spark_engine.builder.native.timings import Machine, Timings, driver_version, key_of
 from spark_engine.device.gpu import Function, Gpu, Module, name_and_driver
@@ -89,11 +91,8 @@ class GpuTimer:
             self._lost += 1
             return None
         except ExecutorError as error:
-            raise InternalError(
-                f"timing {work.name}/{tactic.name} over "
-                f"{[(str(s.dtype), s.dims) for s in work.ins]}: {error}; --no-timing builds "
-                "without the GPU"
-            ) from error
+            dims = [(str(s.dtype), s.dims) for s in work.ins]
+            raise _failed(f"{work.name}/{tactic.name} over {dims}", error) from error
         if seconds is not None:
             self._timings.put(key, seconds)
             self.measured += 1
@@ -101,13 +100,77 @@ class GpuTimer:
             self._lost += 1
         return seconds
 
-    def _measure(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
-        bench, modules = _Bench(self._gpu, work, plan), list[Module]()
+    def whole(self, variants: Sequence[Sequence[Chosen]]) -> list[float] | None:
+        """Seconds of one run of all launches of a bucket, as one graph, for each variant: the same
+        nodes, launched in other forms or orders. None if the memory does not hold them.
+
+        Every node has separate operands and results, as when it is timed alone, so that no value
+        depends on another node's; the variants' graphs are replayed in turns. Raises InternalError
+        if the GPU cannot run them.
+        """
+        keys = [_key_of_all(variant) for variant in variants]
+        known = [seconds for key in keys if (seconds := self._timings.get(key)) is not None]
+        if len(known) == len(variants):
+            return known
+        try:
+            found = self._measure_all(variants)
+        except CapacityError:
+            found = None
+        except ExecutorError as error:
+            raise _failed("a bucket's launches as one graph", error) from error
+        if found is None:
+            self._lost += 1
+            return None
+        for key, seconds in zip(keys, found, strict=True):
+            self._timings.put(key, seconds)
+            self.measured += 1
+        return found
+
+    def _fits(self, nbytes: int) -> bool:
+        """True if one measurement may take so many bytes."""
         share = SHARE / 2 if self._gpu.integrated else SHARE
         kept = kept_of(self._gpu.total_bytes) if self._gpu.integrated else 0
+        return nbytes <= share * (self._gpu.free_bytes - kept)
+
+    def _measure_all(self, variants: Sequence[Sequence[Chosen]]) -> list[float] | None:
+        nodes = [node for variant in variants for node in variant]
+        benches = {(w.key, p.scratch): _Bench(self._gpu, w, p) for w, _, p in nodes}
+        functions: dict[tuple[str, Plan], Launches] = {}
+        modules, held = list[Module](), DeviceResources(self._gpu)
+
+        def functions_of(tactic: Tactic, plan: Plan) -> Launches:
+            key = tactic.source, plan
+            if key not in functions:
+                functions[key], more = self._functions(tactic, plan)
+                modules.extend(more)
+            return functions[key]
+
+        try:
+            with startup_lock(self._gpu.integrated, self._say):
+                if not self._fits(sum(bench.nbytes for bench in benches.values())):
+                    return None
+                queues = [
+                    [(benches[w.key, p.scratch], functions_of(t, p)) for w, t, p in variant]
+                    for variant in variants
+                ]
+                for bench in benches.values():
+                    bench.fill()
+            for queue in queues:  # outside a graph, so that an error has a name
+                _run_all(queue)
+            self._gpu.wait()
+            return _medians(held, [partial(_run_all, queue) for queue in queues])
+        finally:
+            held.close()
+            for bench in benches.values():
+                bench.free()
+            for module in modules:
+                self._gpu.unload(module)
+
+    def _measure(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
+        bench, modules = _Bench(self._gpu, work, plan), list[Module]()
         try:
             with startup_lock(self._gpu.integrated, self._say):  # while no engine starts
-                if bench.nbytes > share * (self._gpu.free_bytes - kept):
+                if not self._fits(bench.nbytes):
                     return None
                 launches, modules = self._functions(tactic, plan)
                 bench.fill()
@@ -183,23 +246,15 @@ class _Bench:
     def seconds(self, launches: Launches) -> float:
         """The median over replays, divided by the number of repetitions in the graph."""
         sets = max(self.copies, LEAST_LAUNCHES)
-        self._run(launches, 0)  # outside a graph, so that an error has a name
+        self.run(launches, 0)  # outside a graph, so that an error has a name
         self._gpu.wait()
 
         def record() -> None:
             for turn in range(sets):
-                self._run(launches, turn)
+                self.run(launches, turn)
 
-        replay = self._held.graph(record)
-        first, last = (self._held.event(timed=True) for _ in range(2))
-        times = []
-        for _ in range(WARM + REPEATS):
-            self._gpu.record(first)
-            self._gpu.replay(replay)
-            self._gpu.record(last)
-            self._gpu.wait_for(last)
-            times.append(self._gpu.milliseconds(first, last) / 1e3 / sets)
-        return statistics.median(times[WARM:])
+        (seconds,) = _medians(self._held, [record])
+        return seconds / sets
 
     def free(self) -> None:
         self._held.close()
@@ -222,7 +277,8 @@ class _Bench:
             self._gpu.copy(address + done, address, more)
             done += more
 
-    def _run(self, launches: Launches, turn: int) -> None:
+    def run(self, launches: Launches, turn: int) -> None:
+        """Queues the launches over the copies of this turn."""
         for function, launch in launches:
             values = [
                 self._address(a, turn) if isinstance(a, Pointer) else a.value for a in launch.args
@@ -235,6 +291,42 @@ class _Bench:
         found = self._inputs if pointer.kind == "input" else self._outputs
         copies = found[pointer.index]
         return copies[turn % len(copies)]
+
+
+def _run_all(queue: Sequence[tuple[_Bench, Launches]]) -> None:
+    for turn, (bench, launches) in enumerate(queue):
+        bench.run(launches, turn)
+
+
+def _medians(held: DeviceResources, records: Sequence[Callable[[], None]]) -> list[float]:
+    """Median seconds of a replay of each graph, which are replayed in turns."""
+    gpu, graphs = held.gpu, [held.graph(record) for record in records]
+    first, last = (held.event(timed=True) for _ in range(2))
+    times: list[list[float]] = [[] for _ in graphs]
+    for _ in range(WARM + REPEATS):
+        for graph, found in zip(graphs, times, strict=True):
+            gpu.record(first)
+            gpu.replay(graph)
+            gpu.record(last)
+            gpu.wait_for(last)
+            found.append(gpu.milliseconds(first, last) / 1e3)
+    return [statistics.median(found[WARM:]) for found in times]
+
+
+def _failed(what: str, error: ExecutorError) -> InternalError:
+    return InternalError(f"timing {what}: {error}; --no-timing builds without the GPU")
+
+
+def _key_of_all(nodes: Sequence[Chosen]) -> str:
+    """sha256 of what a time of all nodes in this order depends on, but for the machine."""
+    keys: dict[tuple[object, ...], str] = {}
+    digest = hashlib.sha256()
+    for work, tactic, plan in nodes:
+        node = (work.key, tactic.name, plan)
+        if node not in keys:
+            keys[node] = key_of(work, tactic, plan, _texts(tactic, plan))
+        digest.update(keys[node].encode())
+    return digest.hexdigest()
 
 
 def _texts(tactic: Tactic, plan: Plan) -> dict[str, str]:

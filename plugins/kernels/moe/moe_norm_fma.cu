@@ -9,6 +9,7 @@
 // Figures: experts of the 35B in all, H200: 21.2 / 49.5 / 108.0 / 169.0 us at 1 / 8 / 32 / 128
 // tokens, 1 to 2 us less than apart (benchmarks/log/moe/moe_norm_fma.md).
 // Macros besides those of row_quant.cuh: THREADS, VECS, EPS, K1 (experts a token).
+#include "common/early.cuh"
 #include "common/row_quant.cuh"
 
 constexpr int MOST = THREADS > 512 ? 3 : THREADS > 256 ? 6 : 12;  // by the registers of a thread
@@ -51,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)  // else ptxas saves re
     moe_norm(const int* ids, const float* weights, const float* parts, const u16* residual,
              const float* norm_weight, const float* scales, uint4* __restrict__ sum,
              QUANT_OUTPUTS) {
-  __shared__ float room[THREADS / 32], share[K1];
+  __shared__ float scratch[THREADS / 32], share[K1];
   __shared__ int order[K1];
   const i64 row = blockIdx.x;
   sort_experts(ids + row * K1, weights + row * K1, order, share);
@@ -65,8 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)  // else ptxas saves re
     other[v] = __ldcg((const uint4*)(residual + row * K + column));
   }
   __syncthreads();
-  wait_for_previous();
-  launch_dependents();
+  wait_and_let_next_begin();
   float squares = 0.0f;
 #pragma unroll
   for (int v = 0; v < VECS; v++) {
@@ -84,9 +84,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)  // else ptxas saves re
 #pragma unroll
     for (int i = 0; i < 8; i++) squares += y[v][i] * y[v][i];
   }
-  const float root = rsqrtf(block_sum<THREADS>(squares, room) / K + (float)(EPS));
+  const float root = rsqrtf(block_sum<THREADS>(squares, scratch) / K + (float)(EPS));
 #if QUANT == 4
-  const float token = normed_scale<THREADS>(y, root, w, room);
+  const float token = normed_scale<THREADS>(y, root, w, scratch);
   scales = &token;
 #endif
 #pragma unroll
