@@ -176,6 +176,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--behind", type=int, default=0, help="tokens prefilled before")
     parser.add_argument("--context", type=int, default=CONTEXT, help="tokens of decode rows")
     parser.add_argument("--mlp-activations", default="bf16", help="of the build: bf16 or fp8")
+    parser.add_argument(
+        "--draft-suffix", type=int, default=0, help="of the build; --at verify_k3:8"
+    )
     parser.add_argument("--tp", type=int, default=1, help="ranks of the engine")
     parser.add_argument("--rounds", type=int, default=3, help="times of each tactic")
     parser.add_argument("--predict", action="store_true", help="costs and floors, without a GPU")
@@ -200,7 +203,7 @@ def asked(args: argparse.Namespace, target: Target) -> Iterator[Shape]:
             yield from (of_case(op, case) for case in cuda_node.cases_of(op) if case.bench)
         return
     ranks = {"tp": args.tp} if args.tp > 1 else {}
-    ranks |= {"mlp_activations": args.mlp_activations}
+    ranks |= {"mlp_activations": args.mlp_activations, "draft_suffix": args.draft_suffix}
     models, where = args.models.split(","), (args.behind, args.context)
     yield from shapes(models, args.at, target, set(args.ops), *where, **ranks)
 
