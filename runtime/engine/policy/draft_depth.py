@@ -15,10 +15,10 @@ scheduler and no tensor. The choice changes speed only, never a token.
   probe: the first makes the drafts, the second verifies them. Their expected loss is limited to
   SHARE of all time. Where a step's length is bounded and prefill is in it, a probe waits, LATE
   rounds at most, and one in progress ends.
-- What drafts lost is not left to estimates: an account in decode steps pays what a round takes more,
-  and gets what it kept and SHARE of all time. Once it is empty no round has drafts until it pays for
-  TRIAL of the largest k, so in all an engine is behind one without drafts by no more than SHARE of
-  the time and CREDIT steps.
+- What drafts lost is not left to estimates: an account in decode steps pays what a round takes
+  more, and gets what it kept and SHARE of all time. Once it is empty no round has drafts until it
+  pays for TRIAL of the largest k, so in all an engine is behind one without drafts by no more than
+  SHARE of the time and CREDIT steps.
 - With a fixed depth: the largest k that a request can use.
 """
 

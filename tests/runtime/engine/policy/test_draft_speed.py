@@ -1,5 +1,5 @@
-"""No choice of k makes an engine slower than without drafts by more than 2 %: rounds as they took on
-an H200, published acceptances, and texts that match without being right."""
+"""No choice of k makes an engine slower than without drafts by more than 2 %: rounds as they took
+on an H200, published acceptances, and texts that match without being right."""
 
 from collections import deque
 from collections.abc import Callable
