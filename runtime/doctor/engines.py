@@ -5,27 +5,30 @@ Checks the manifest before anything is loaded; opens no executor, and reads no o
 """
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from spark_engine.device.shared_memory import host_budget
 from spark_engine.engine_file import has_text, read_manifest
 from spark_engine.errors import UserError
+from spark_engine.interface import Limits
 from spark_engine.manifest import NATIVE, Manifest
 from spark_engine.runtime.engine.capacity import check_capacity
 from spark_engine.runtime.engine.detect import foreign, runnable_targets
 from spark_engine.runtime.engine.load import HOST_TARGETS
+from spark_engine.runtime.engine.request import capacity
 from spark_engine.runtime.executors.cache_size import GpuMemory
 from spark_engine.runtime.ranks.spawn import check_gpus, check_nccl
 
 ENGINES = Path("engines")
+CONTEXTS = (2048, 8192, 32768, 131072)  # tokens of a request: chats, documents, agents
 
 
 @dataclass(frozen=True)
 class Fit:
     """An engine folder: its target, the bytes of its plan, the bytes that remain free, and `why` it
-    cannot be served; empty if it can."""
+    cannot be served; empty if it can. `users`: by tokens of a request, how many run at once."""
 
     path: str
     name: str = ""
@@ -34,6 +37,7 @@ class Fit:
     leaves: int | None = None
     why: str = ""
     text: bool = True  # it has a tokenizer
+    users: Mapping[int, int] = field(default_factory=dict)
 
 
 def folders(given: Sequence[Path], below: Path = ENGINES) -> list[Path]:
@@ -65,7 +69,15 @@ def fit(
     of_gpu = f"it is for a GPU, and {gpu}" if gpu and manifest.target not in HOST_TARGETS else ""
     why = _target(manifest) or of_gpu or _files(path, manifest) or _memory(manifest, free, kept)
     leaves = None if free is None or (native and memory is None) else free - needs
-    return Fit(str(path), manifest.name, manifest.target, needs, leaves, why, has_text(path))
+    about = (needs, leaves, why, has_text(path), users(manifest.limits))
+    return Fit(str(path), manifest.name, manifest.target, *about)
+
+
+def users(limits: Limits) -> dict[int, int]:
+    """By the tokens of a request, prompt and answer, how many of them run at once."""
+    sizes = [tokens for tokens in CONTEXTS if tokens < (longest := capacity(limits))]
+    pages = {tokens: -(-tokens // limits.page_size) for tokens in (*sizes, longest)}
+    return {tokens: min(limits.max_seqs, limits.pages // n) for tokens, n in pages.items()}
 
 
 def _target(manifest: Manifest) -> str:

@@ -187,6 +187,8 @@ def _engine(engine: Fit) -> Iterator[str]:
     if not engine.text:
         takes += "; it has no tokenizer, so it takes token ids only"
     yield f"engine      {engine.path}, for {engine.target}, {verdict}; {takes}"
+    users = (f"{count:,} of {tokens:,} tokens" for tokens, count in engine.users.items())
+    yield f"            requests at once: {', '.join(users)}"
 
 
 def _gib(count: int | None) -> str:

@@ -17,6 +17,7 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.device import cuda_driver  # noqa: E402
 from spark_engine.device import gpu as device  # noqa: E402
+from spark_engine.interface import Limits  # noqa: E402
 from spark_engine.runtime.cli.spark_run import main  # noqa: E402
 from spark_engine.runtime.doctor import engines, gpu, machine, probe, report  # noqa: E402
 from tests.fake_driver import FakeDriver  # noqa: E402
@@ -377,6 +378,19 @@ def test_an_engine_that_is_not_served_refers_to_its_reason(
     spark()
     words = _run(folder).stdout
     assert re.search(r"can be served; takes \d+ MiB and leaves (99|100)\.\d GiB", words), words
+
+
+def test_it_says_how_many_requests_run_at_once(
+    spark: Use, bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark()
+    limits = Limits(max_seqs=16, max_context=9000, pages=256, vocab=8)  # 16,384 tokens in pages
+    assert engines.users(limits) == {2048: 8, 8192: 2, 9000: 1}
+    few = replace(limits, max_seqs=4, max_context=2048, pages=20)
+    assert engines.users(few) == {1280: 1}, "no request is longer than all pages"
+    folder = _engine(bare / "one", monkeypatch)
+    found = json.loads(_run("--json", folder).stdout)["engines"][0]["users"]
+    assert found and f"requests at once: {next(iter(found.values()))} of " in _run(folder).stdout
 
 
 def test_missing_extras_come_with_the_command(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
