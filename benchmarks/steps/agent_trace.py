@@ -6,8 +6,8 @@ recording) and the embedded model's tokenizer. It prints twice tokens per round:
 - forced: the recorded answers, whatever a model would say. Each round has the drafts that
   `match_drafts` finds before the recorded position; a draft is kept where the recorded id is the
   same. The rates by position are for `benchmarks.time_step --acceptance`. `--round-ms 0:5.8,3:6.8,
-  7:8.4` (of `time_step --drafts`) gives tokens a second: of steps, of rounds of k = 3 whose drafts
-  are right by `--head`, and of both with the text's.
+  7:8.4` (of `time_step --drafts`) gives tokens a second: of steps, of rounds with drafts of a
+  head that are right by `--head`, and of both with the text's.
 - run: the ENGINE's own greedy answers to the same prompts, one after the other, without drafts,
   with drafts as it chooses, and with the largest k in every round; tokens a second are of this
   machine. ENGINE may be any that has the ids, e.g. one of drawn weights.

@@ -6,6 +6,7 @@ Knows the options and what a checkpoint has; knows no tensor and no graph.
 
 import json
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from spark_engine.errors import OptionError
@@ -14,6 +15,7 @@ from spark_engine.kernel import Target
 from spark_engine.models.draft_options import DRAFT_DTYPES, DraftOptions
 
 DEFAULT = 3  # drafts of a round: with most heads, the fourth is wrong more often than right
+LOAD = 4  # logits that a GPU's kernel reads at once
 LEFT_OUT = (
     "the draft head is left out: a CPU takes longer for a round of drafts than for its tokens one "
     f"by one; --drafts {DEFAULT} builds with it"
@@ -105,8 +107,10 @@ def decide(
     vocab, notes = requested.vocab, tuple[str, ...]()
     if vocab == "auto" and head.listed and gpu is not None and gpu.slow:
         vocab = tuple({*head.listed, *(i for i in head.eos if i < ids)})
-        notes = (LISTED.format(len(vocab), ids),)
-    return DraftPlan(most, DraftOptions(dtype, _ids(vocab, head, ids)), notes)
+        notes = (LISTED,)
+    shortlist = _ids(vocab, head, ids, LOAD if gpu else 1)
+    notes = tuple(note.format(len(shortlist or range(ids)), ids) for note in notes)
+    return DraftPlan(most, DraftOptions(dtype, shortlist), notes)
 
 
 def parse_drafts(text: str) -> int | None:
@@ -156,8 +160,9 @@ def _listed(text: str) -> list[int]:
     return found
 
 
-def _ids(vocab: Vocab, head: HeadFacts, ids: int) -> tuple[int, ...] | None:
-    """The shortlist, ascending; None for every id."""
+def _ids(vocab: Vocab, head: HeadFacts, ids: int, times: int) -> tuple[int, ...] | None:
+    """The shortlist, ascending, with the first of the other ids up to a multiple of `times`; None
+    for every id."""
     if isinstance(vocab, str):
         return None
     if isinstance(vocab, int):
@@ -170,4 +175,6 @@ def _ids(vocab: Vocab, head: HeadFacts, ids: int) -> tuple[int, ...] | None:
             raise OptionError(f"--draft-vocab: {strange[0]} is no id of the model, which has {ids}")
         if not found:
             raise OptionError("--draft-vocab: the file holds no id")
+    others = (i for i in range(ids) if i not in found)
+    found |= {*islice(others, -len(found) % times)}
     return tuple(sorted(found)) if len(found) < ids else None

@@ -1,5 +1,6 @@
 """What a build decides of drafts, and what it refuses."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,13 +97,13 @@ def test_shortlists_ascend(vocab: Vocab, ids: tuple[int, ...] | None) -> None:
 @pytest.mark.parametrize(
     ("gpu", "vocab", "ids"),
     [
-        (GB10, "auto", (5, 7, 90)),
-        (rehearsal(GB10, H200), "auto", (5, 7, 90)),
+        (GB10, "auto", (0, 5, 7, 90)),
+        (rehearsal(GB10, H200), "auto", (0, 5, 7, 90)),
         (H200, "auto", None),
         (None, "auto", None),
         (GB10, "full", None),
-        (GB10, 2, (0, 1, 90)),
-        (GB10, (3,), (3,)),
+        (GB10, 2, (0, 1, 2, 90)),
+        (GB10, (3,), (0, 1, 2, 3)),
     ],
 )
 def test_the_list_is_for_cards_with_slow_memory(
@@ -112,7 +113,7 @@ def test_the_list_is_for_cards_with_slow_memory(
     head = HeadFacts(512, 128, eos=(90, 200), listed=(7, 5))
     made = decide(DraftRequest(3, vocab=vocab), head, IDS, gpu)
     assert made.head is not None and made.head.shortlist == ids
-    assert ["3 of the 100 ids" in note for note in made.notes] == [True] * (ids == (5, 7, 90))
+    assert ["4 of the 100 ids" in note for note in made.notes] == [True] * (ids == (0, 5, 7, 90))
     bare = decide(DraftRequest(3, vocab=vocab), HeadFacts(512, eos=(90,)), IDS, gpu)
     assert bare.notes == (), "another vocabulary"
 
@@ -171,3 +172,14 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(OptionError, match="the file is no text"):
         parse_vocab(str(tmp_path / "binary"))
+
+
+def test_a_gpu_drafts_from_a_multiple_of_what_it_reads_at_once() -> None:
+    """The id that ends a text would be one more."""
+    head = replace(HEAD, eos=(IDS - 1,))
+    for vocab in (8, (3, 9, 11)):
+        plan = decide(DraftRequest(vocab=vocab), head, IDS, GB10)
+        assert plan.head is not None and plan.head.shortlist is not None
+        found = plan.head.shortlist
+        assert len(found) % 4 == 0 and list(found) == sorted({*found})
+        assert {*(range(vocab) if isinstance(vocab, int) else vocab)} <= {*found}
