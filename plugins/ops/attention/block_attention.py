@@ -136,7 +136,9 @@ def _context(f: Text, s: Sizes, where: str, exists: str, n: int, far: int, which
     return f("Where", exists, f.cast(x, DType.F32), 0.0)
 
 
-def _case(label: str, launch: attention.Launch, window: int, rtol: float = 1e-5) -> Case:
+def _case(
+    label: str, launch: attention.Launch, window: int, rtol: float = 1e-5, bench: bool = False
+) -> Case:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
         qkv, *rest = launch.inputs(rng)
         both = qkv.reshape(len(qkv), -1, launch.dim)
@@ -148,7 +150,7 @@ def _case(label: str, launch: attention.Launch, window: int, rtol: float = 1e-5)
         o[np.asarray(launch.counts) == 0] = 0
 
     atol = 5e-6 if launch.dtype is DType.F32 else 1e-2
-    return Case(label, {**launch.attrs, "window": window}, make, rtol, atol, ignore=ignore)
+    return Case(label, {**launch.attrs, "window": window}, make, rtol, atol, bench, ignore)
 
 
 def _whole(tile: int, **more: object) -> attention.Launch:
@@ -168,6 +170,12 @@ CASES = (
     _case("fp8 pages", _whole(8, heads=4, kv_heads=2, half=16, kv=_F8), 100),
     _case("bf16", _whole(8, heads=4, dim=128, half=64, kv=_B16, dtype=_B16), 100, 1e-2),
     _case("bf16, fp8 pages", _whole(3, heads=4, dim=64, half=32, kv=_F8, dtype=_B16), 64, 1e-2),
+    _case(
+        "served sizes",
+        attention.Launch(8, (1, -1, 0), (2100, 1 << 30, 70), (8, 0, 8), 32, 8, 128, 64),
+        2048,
+        bench=True,
+    ),
     _case("all inert", attention.Launch(2, (-1, -1), (0, 1 << 30), (0, 0)), 64),
 )
 

@@ -1,0 +1,42 @@
+"""Kernels of a block drafter, on the host: what their references compute."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spark_engine.kernel import GB10, H200
+from spark_engine.op import Op
+from spark_engine.plugins.ops.attention import block_attention
+from spark_engine.plugins.ops.drafts import block_conv, block_rows, draft_path, top_ids
+from tests.plugins import cuda_node, emulated
+
+pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
+OPS = (block_rows.OP, block_conv.OP, top_ids.OP, draft_path.OP, block_attention.OP)
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_kernels_of_a_block_do_what_references_do(op: Op, cache: Path) -> None:
+    """What is written outside is seen, and counters are left zero; each target plans the same."""
+    (tactic,) = op.cuda.tactics
+    taken = 0
+    for number, case in enumerate(cuda_node.cases_of(op)):  # without served sizes: they take long
+        arrays = case.inputs(np.random.default_rng(number))
+        specs = cuda_node.specs_of(op, case.attrs, arrays)
+        if case.bench or tactic.refuse(case.attrs, specs, H200) is not None:
+            continue
+        taken += 1
+        plan, outs = tactic.plan(case.attrs, specs, H200), op.infer(case.attrs, tuple(specs))
+        assert plan == tactic.plan(case.attrs, specs, GB10)
+        want = op.reference(case.attrs, tuple(a.copy() for a in arrays))
+        got = emulated.run(plan, tactic.source, arrays, outs, cache, True, op.aliases(case.attrs))
+        for index, (g, w) in enumerate(zip(got, want, strict=True)):
+            if case.ignore is not None and index == 0:
+                case.ignore(tuple(got))
+                case.ignore(want)
+            if w.dtype.kind in "iu":
+                np.testing.assert_array_equal(g, w, case.label)
+            else:
+                limits, label = op.tolerance(case.attrs), f"{case.label} output {index}"
+                cuda_node.compare(label, g, w, limits, False)
+    assert taken >= 5
