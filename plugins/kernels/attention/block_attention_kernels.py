@@ -1,5 +1,5 @@
-"""Planner of `block_attention`: parts of the window share a row's kv head; the last to arrive merges
-them."""
+"""Planner of `block_attention`: parts of the window share a row's kv head; the last to arrive
+merges them."""
 
 from spark_engine.kernel import Plan, Scratch
 from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
