@@ -94,7 +94,7 @@ def _norm(module: str, size: int) -> Tensor:
 
 
 def with_drafter(model: Model, folder: Path) -> Model:
-    """The model with the drafter in `folder` in place of its own draft head.
+    """The model with the drafter in `folder` in place of a draft head.
 
     Raises CheckpointError for a folder that holds no drafter, or one of another model.
     """

@@ -325,8 +325,7 @@ def _buckets(
     if gpu and decode is None:
         decode = fine_decode_rows(limits.max_seqs)
     if gpu is None and verify is None:
-        most = limits.max_seqs
-        rows = decode_rows(most) if decode is None else (*decode, most)
+        rows = decode_rows(limits.max_seqs) if decode is None else (*decode, limits.max_seqs)
         verify = cpu_rounds(rows, limits.drafts)
     return bucket_sizes(decode, prefill, limits, verify, vision)
 

@@ -15,7 +15,7 @@ from spark_engine.models.config.json_values import Json, Reader, malformed_json
 from spark_engine.models.config.model_config import ModelConfig
 
 WHERE, ARCHITECTURE = "the drafter's config.json", "DFlash2DraftModel"
-NESTED = "dflash_config"  # an object whose keys precede those next to it
+NESTED = "dflash_config"  # an object with keys that precede those next to it
 # Keys that give the name of the target, in the order in which they are read.
 NAMES = ("target_model_name_or_path", "target_model", "base_model_name_or_path")
 _NEEDED: Mapping[str, tuple[object, ...]] = {

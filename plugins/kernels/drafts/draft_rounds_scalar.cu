@@ -1,6 +1,6 @@
 // The ops that begin and end a round: round_rows, shift_ids, store_ids and block_rows, a thread a
-// token; accept_drafts, a thread a row. All loads of a thread but those of states are in flight together.
-// The time is that of a launch and two memory latencies, so one form serves all sizes
+// token; accept_drafts, a thread a row. All loads of a thread but those of states are in flight
+// together. The time is that of a launch and two memory latencies, so one form serves all sizes
 // (benchmarks/log/sampling/draft_rounds.md).
 // Macros: TILE (tokens of a row), THREADS, DRAFTS (of a slot; round_rows), VOCAB (accept_drafts);
 // PAGE (tokens of one), PAGES (of a slot), IDS (vocabulary; store_ids); MASK (an id; block_rows).

@@ -2,8 +2,8 @@
 //
 // Block (part, token) keeps its part of the logits in registers, LOADS times four a thread, and
 // takes the greatest (logit, ~place) TOP times; only the thread that had it looks again. The last
-// block of a token does the same with the keys of all parts and resets the counter. Places stand
-// for ids, which ascend. The first token of a row's block and rows without a token read nothing.
+// block of a token does the same with the keys of all parts and resets the counter. A place is as
+// good as an id: ids ascend. The first token of a row's block and rows without a token read nothing.
 // Not timed yet (benchmarks/log/sampling/block_drafter.md).
 // Macros: LOGITS (of a token, a multiple of 4), VOCAB, SHORTLIST (1: with one), TILE, TOP, LOADS,
 // PARTS (blocks of a token), THREADS.

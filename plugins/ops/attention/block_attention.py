@@ -2,7 +2,7 @@
 
 q and k of the block are RMS-normalised per head and rotated as `append_kv` does; v is unchanged.
 Query i of a row sees the context (positions below starts) at distances below `window`, and every
-key of its own block, also later ones. The block's keys and values are not stored: the next round's
+key of the block, also later ones. The block's keys and values are not stored: the next round's
 block has others. o = softmax(q·kᵀ / sqrt(D)) v; query head h reads kv head ⌊h / (nq/nkv)⌋. A row
 without a token has results 0 and reads nothing.
 """
