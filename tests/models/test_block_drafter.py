@@ -3,12 +3,16 @@
 Every launch runs by the references of its ops, as in test_drafts.py.
 """
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
-from spark_engine.errors import CheckpointError
+from spark_engine.builder.build import planned
+from spark_engine.builder.plan.options import Options
+from spark_engine.errors import CheckpointError, OptionError
 from spark_engine.interface import Limits
 from spark_engine.models.draft_options import DraftOptions
 from spark_engine.models.drafter import with_drafter
@@ -136,8 +140,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("label", REFUSED)
 def test_a_drafter_of_another_model_is_refused(tmp_path: Path, label: str) -> None:
-    import json
-
     overrides, words = REFUSED[label]
     checkpoint = write_checkpoint(tmp_path / "checkpoint", SMALL, "f32").path
     config = json.loads((checkpoint / "config.json").read_text())
@@ -153,3 +155,49 @@ def test_a_drafter_of_another_model_is_refused(tmp_path: Path, label: str) -> No
     (tmp_path / "drafter" / "config.json").write_text(json.dumps(text))
     with pytest.raises(CheckpointError, match=words):
         with_drafter(open_model(checkpoint), tmp_path / "drafter")
+
+
+@pytest.mark.parametrize("dtype", ["nvfp4", "fp8"])
+def test_projections_are_quantised_as_they_are_read(folders: tuple[Path, Path], dtype: str) -> None:
+    """Convolutions, selector and norms stay; the drafts' logits are near those of plain weights."""
+    plain, other = (_run(folders, 4, DraftOptions(d)) for d in ("checkpoint", dtype))
+    made = []
+    for run in (plain, other):
+        run.prefill(_prompt(50))
+        made.append(run.round(4).draft_logits)
+    assert isinstance(other.engine, ReferenceEngine)
+    scaled = {n for n in other.engine.weights if n.startswith("dflash.") and "scale" in n}
+    modules = {n.rpartition(".")[0] for n in scaled} - {"dflash"}
+    layers = [f"dflash.layers.{i}" for i in range(2)]
+    inside = [f"self_attn.{n}_proj" for n in "qkvo"]
+    inside += [f"mlp.{n}_proj" for n in ("gate", "up", "down")]
+        f"mlp.{n}_proj" for n in ("gate", "up", "down")
+    ]
+    assert modules == {"dflash.fc", *(f"{layer}.{name}" for layer in layers for name in inside)}
+    assert not draft_truth.near(made[1], made[0], 1e-3)
+    assert np.corrcoef(made[0].ravel(), made[1].ravel())[0, 1] > 0.8
+
+
+def test_what_a_folder_must_hold(tmp_path: Path, folders: tuple[Path, Path]) -> None:
+    checkpoint, whole = folders
+    options = Options("cpu", drafter=str(tmp_path), draft_dtype="checkpoint")
+    (tmp_path / "config.json").write_bytes((whole / "config.json").read_bytes())
+    tensors = load_file(whole / "model.safetensors")
+    name = "layers.1.mlp_conv.base_kernel"
+    kept = {n: a for n, a in tensors.items() if n != name}
+    nan = tensors["fc.weight"].copy()
+    nan[3, 5] = np.nan
+    for changed, words in (
+        (kept, f"{name} is missing"),
+        (kept | {name: tensors[name][:1]}, r"base_kernel is f32 \[1, 2, 64\], not"),
+        (tensors | {"lm_head.weight": nan}, "lm_head.weight is no tensor of a drafter"),
+        (tensors | {"fc.weight": nan}, "dflash.fc.weight.*3.*5"),
+    ):
+        save_file(changed, tmp_path / "model.safetensors")
+        with pytest.raises(CheckpointError, match=words) as refused:
+            planned(checkpoint, options)
+        assert "--drafter" in str(refused.value)
+    with pytest.raises(OptionError, match="2 ranks do not share one: leave --tp out"):
+        planned(checkpoint, Options("cpu", drafter=str(whole), tp=2))
+    model, plan = planned(checkpoint, Options("cpu", drafter=str(whole)))
+    assert model.has_drafts and plan.limits.drafts == 7
