@@ -135,10 +135,10 @@ async def run(server: Server, load: Load, following: Next, width: int, start: fl
     ) as session:
         await _sleep_until(start)
         ticking = asyncio.create_task(_tick(late))
-        begun = time.process_time()
+        started = time.process_time()
         asked = (_ask(session, server, load, following, start, took) for _ in range(width))
         await asyncio.gather(*asked)
-        spent = time.process_time() - begun
+        spent = time.process_time() - started
         ticking.cancel()
         with suppress(asyncio.CancelledError):
             await ticking
@@ -154,7 +154,7 @@ async def _ask(
     took: list[RequestTiming],
 ) -> None:
     """Runs scripts until none is left. A script with a start time does not wait for others."""
-    begun: list[asyncio.Task[None]] = []
+    started: list[asyncio.Task[None]] = []
     while (number := following()) < len(load.scripts):
         script = load.scripts[number]
         if script.at_s is None:
@@ -163,8 +163,8 @@ async def _ask(
             due = start + script.at_s
             await _sleep_until(due)
             task = _converse(session, server, script, number, due, took)
-            begun.append(asyncio.create_task(task))
-    await asyncio.gather(*begun)
+            started.append(asyncio.create_task(task))
+    await asyncio.gather(*started)
 
 
 async def _converse(

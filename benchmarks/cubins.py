@@ -104,8 +104,10 @@ def differences(before: Snapshot, after: Snapshot) -> Iterator[str]:
             was, now = old.get(symbol, {}), new.get(symbol, {})
             keys = [k for k in {**was, **now} if k != "sass" and was.get(k) != now.get(k)]
             if was != now:
-                told = [f"{k} {was.get(k)} -> {now.get(k)}" for k in keys] or ["order or operands"]
-                yield f"{symbol}: {', '.join(told)} ({name})"
+                changes = [f"{k} {was.get(k)} -> {now.get(k)}" for k in keys] or [
+                    "order or operands"
+                ]
+                yield f"{symbol}: {', '.join(changes)} ({name})"
 
 
 def by_code(before: Snapshot, after: Snapshot, whole: bool) -> Iterator[str]:

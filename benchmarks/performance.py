@@ -167,14 +167,14 @@ def other() -> str:
     columns = ["", *(f"prefill tokens/s at {npl}" for npl in BATCHES)]
     cells = []
     for model, name in NAMES.items():
-        for who, rows in everyone.items():
+        for system, rows in everyone.items():
             found = [rows.get((model, npl)) for npl in BATCHES]
             if any(found):
                 prefill = [_cell(row, "prefill_tok_s", "{:,.0f}") for row in found]
                 last = next(row for row in found if row)
                 ready = _cell(last, "start_to_ready_s", "{:.1f} s")
                 built = [_cell(last, key, unit) for key, unit in _BUILT]
-                cells.append([f"{name}, {who}", *prefill, ready, *built])
+                cells.append([f"{name}, {system}", *prefill, ready, *built])
     return table([*columns, "start to ready", "build", "GPU memory taken"], cells)
 
 

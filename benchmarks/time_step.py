@@ -54,7 +54,7 @@ VLLM = ROOT / "benchmarks" / "baselines" / "vllm_0.23_h200.json"
 ACCEPTANCES = ((0.55, 0.5, 0.45), (0.8, 0.75, 0.7), (0.92, 0.88, 0.84))
 ROWS, DEFAULT_ROWS = (1, 8, 32, 64, 128), (1, 8, 32, 64, 65, 96, 128)
 AUTO = "auto"
-ROOM = 320  # positions after the prompt where launches are timed one by one
+TIMED_POSITIONS = 320  # positions after the prompt where launches are timed one by one
 
 
 def build(config: Path, engine: Path, more: str, run: Callable[..., Any] = subprocess.run) -> float:
@@ -307,7 +307,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def check_context(positions: int, args: argparse.Namespace) -> None:
     """Raises SystemExit where sequences would end before the last timed step."""
     most = max((int(k) for k in args.drafts if k != AUTO), default=0)
-    more = ROOM if args.per_launch else (1 + most) * (WARM + args.steps) + SPARE
+    more = TIMED_POSITIONS if args.per_launch else (1 + most) * (WARM + args.steps) + SPARE
     longest = args.ctx if args.per_launch else max(args.ctx, *args.prefill, 0)
     if positions < longest + more:
         raise SystemExit(

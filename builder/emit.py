@@ -82,25 +82,27 @@ def check_space(destination: Path, need: int) -> None:
         )
 
 
-def weights_in_work(layout: WeightLayout, room: HostBudget) -> int:
+def weights_in_work(layout: WeightLayout, budget: HostBudget) -> int:
     """Bytes that may be held at once while weights are made: half of the available memory, but at
     least what the largest tensor takes. Raises CapacityError, with the numbers, if that does not
     fit."""
     largest = max(layout.entries.values(), key=lambda entry: entry.spec.nbytes)
     need = COPIES * largest.spec.nbytes
-    if room.usable is None:
+    if budget.usable is None:
         return IN_FLIGHT
-    if need > room.usable:
+    if need > budget.usable:
         kept = (
-            f" in addition to {size(room.kept)} that the machine itself keeps" if room.kept else ""
+            f" in addition to {size(budget.kept)} that the machine itself keeps"
+            if budget.kept
+            else ""
         )
         raise CapacityError(
             f"weight {largest.spec.name} takes {size(need)} while it is made, and "
-            f"{size(room.usable)} of memory are free{kept}: stop other programs (an engine that "
+            f"{size(budget.usable)} of memory are free{kept}: stop other programs (an engine that "
             "runs here first), then build again, or build on a larger machine (--card names this "
             "one)"
         )
-    return min(IN_FLIGHT, max(need, room.usable // 2))
+    return min(IN_FLIGHT, max(need, budget.usable // 2))
 
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:

@@ -83,7 +83,7 @@ class _GreedyRun:
         for column in ("top_p", "repetition"):  # the temperature is 0
             self._memory.tables["sampling_f"][:, SAMPLING_F.index(column)] = 1
         # the last round may reach beyond the last token that counts
-        self._room = capacity(self._limits) - SAID - self._limits.drafts - 1
+        self._capacity = capacity(self._limits) - SAID - self._limits.drafts - 1
 
     def say(self, family: str, rows: int) -> Said:
         """The tokens of this bucket's texts; none if the context is too short.
@@ -91,17 +91,17 @@ class _GreedyRun:
         A prefill bucket gets texts that fill it, of two tiles or more, which a decode bucket
         continues; any other bucket gets as many texts as it has rows, with short prompts.
         """
-        if self._room < 1:
+        if self._capacity < 1:
             return {}
         if family != PREFILL:
-            lengths = [min(SHORT, self._room)] * min(rows, self._limits.max_seqs)
+            lengths = [min(SHORT, self._capacity)] * min(rows, self._limits.max_seqs)
             lengths = lengths[: self._place(lengths)]
             tiles = next((n for n in self._prefill if n >= len(lengths)), self._prefill[-1])
             return self._continue_texts(family, rows, self._prefilled(tiles, lengths), lengths)
         texts = min(max(rows // 2, 1), self._decode[-1])
         shares = [rows * (i + 1) // texts - rows * i // texts for i in range(texts)]
         tile = tile_of(PREFILL)
-        lengths = [min(n * tile - 11 * i % 60, self._room) for i, n in enumerate(shares)]
+        lengths = [min(n * tile - 11 * i % 60, self._capacity) for i, n in enumerate(shares)]
         lengths = lengths[: self._place(lengths)]
         least = next(n for n in self._decode if n >= len(lengths))
         return self._continue_texts(DECODE, least, self._prefilled(rows, lengths), lengths)
@@ -140,7 +140,7 @@ class _GreedyRun:
         limits, table, taken = self._limits, self._memory.tables["page_table"], 0
         table[:] = -1
         for slot, length in enumerate(lengths):
-            need = -(-(length + capacity(limits) - self._room) // limits.page_size)
+            need = -(-(length + capacity(limits) - self._capacity) // limits.page_size)
             need = min(need, limits.pages_per_seq)
             if slot == limits.max_seqs or taken + need > limits.pages:
                 return slot

@@ -96,7 +96,7 @@ class TimedLaunch:
     context: int
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Positions that a sequence's pages hold."""
         return self.pages * self.page_size
 
@@ -108,7 +108,7 @@ class TimedLaunch:
     @property
     def per_sequence(self) -> int:
         """Rows that one sequence has in the launch."""
-        return 1 if self.round else max(1, min(self.context, self.room) // self.tile)
+        return 1 if self.round else max(1, min(self.context, self.capacity) // self.tile)
 
     def slot_of_rows(self) -> Array:
         """i32 [rows]; sequences share a slot only where there are too few."""

@@ -74,7 +74,7 @@ class Stubs:
             (bin_ / name).write_text(STUB.replace("SAYS", says))
             (bin_ / name).chmod(0o755)
         self.out, self.noted = folder / "first", folder / "noted"
-        self.told = {
+        self.given = {
             **os.environ, "VENV": str(bin_.parent), "OUT": str(self.out), "NOTED": str(self.noted),
             "DOCTOR": str(doctor), "FAILS": fails, "SPARK_API_KEY": "not-to-be-sent",
             "HANGS": hangs, "HUNG": str(folder / "hangs"), **(more or {}),
@@ -83,12 +83,12 @@ class Stubs:
     def run(self, *words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         command = [str(SCRIPT), *words]
         return subprocess.run(
-            command, env=self.told, cwd=cwd, capture_output=True, text=True, timeout=300
+            command, env=self.given, cwd=cwd, capture_output=True, text=True, timeout=300
         )
 
     def started(self) -> subprocess.Popen[bytes]:
         """In a new process group, as a shell starts it."""
-        return subprocess.Popen([str(SCRIPT)], env=self.told, process_group=0)
+        return subprocess.Popen([str(SCRIPT)], env=self.given, process_group=0)
 
 
 def packed_in(path: Path) -> dict[str, bytes]:
@@ -121,8 +121,8 @@ def test_the_page_has_every_step_in_its_order() -> None:
     table = page.partition("| steps, in their order |")[2].partition("\n\n")[0]
     cells = (line.split("|")[1] for line in table.splitlines()[2:])
     assert [name for cell in cells for name in re.findall("`(.*?)`", cell)] == steps
-    told = {"129", "130", "143"} | {str(code) for code in range(4)}
-    assert told <= {*re.findall(r"\b\d+\b", page.partition("It ends with")[2].partition(".")[0])}
+    given = {"129", "130", "143"} | {str(code) for code in range(4)}
+    assert given <= {*re.findall(r"\b\d+\b", page.partition("It ends with")[2].partition(".")[0])}
 
 
 def test_without_a_gpu_it_goes_as_far_as_cross_building(tmp_path: Path) -> None:
@@ -172,8 +172,8 @@ def test_where_nothing_can_be_installed_that_is_sent_back(tmp_path: Path) -> Non
 
 
 def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
-    told = {**os.environ, "OUT": str(tmp_path)}
-    done = subprocess.run([str(SCRIPT)], env=told, capture_output=True, text=True, timeout=300)
+    given = {**os.environ, "OUT": str(tmp_path)}
+    done = subprocess.run([str(SCRIPT)], env=given, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "move it away" in done.stderr
 
 
@@ -245,8 +245,8 @@ def test_keys_are_cut_out_of_what_the_steps_said(tmp_path: Path) -> None:
     home = tmp_path / "hub"
     home.mkdir()
     (home / "token").write_text("hf_of_the_hub_itself\n")
-    told = {"HF_TOKEN": "hf_0123456789", "HF_HOME": str(home), "PIP_X": "https://me:pass@index/"}
-    ran = Ran(tmp_path, doctor=1, says="$HF_TOKEN hf_of_the_hub_itself $PIP_X", more=told)
+    given = {"HF_TOKEN": "hf_0123456789", "HF_HOME": str(home), "PIP_X": "https://me:pass@index/"}
+    ran = Ran(tmp_path, doctor=1, says="$HF_TOKEN hf_of_the_hub_itself $PIP_X", more=given)
     whole = b"".join(ran.packed.values())
     assert ran.done.returncode == 3 and b"[cut out]" in whole and b"@index/" in whole
     for key in (b"hf_0123456789", b"hf_of_the_hub_itself", b"me:pass"):
@@ -297,8 +297,8 @@ def test_half_an_environment_does_not_stay(tmp_path: Path) -> None:
     )
     python.chmod(0o755)
     venv = tmp_path / "made here"
-    told = {**os.environ, "VENV": str(venv), "OUT": str(tmp_path / "x"), "PYTHON": str(python)}
-    done = subprocess.run([str(SCRIPT)], env=told, capture_output=True, text=True, timeout=300)
+    given = {**os.environ, "VENV": str(venv), "OUT": str(tmp_path / "x"), "PYTHON": str(python)}
+    done = subprocess.run([str(SCRIPT)], env=given, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and not venv.exists() and "venv\t1" in done.stdout
     assert (tmp_path / "x.tar.gz").exists()
 

@@ -75,16 +75,16 @@ def draw_sum(rng: random.Random, held_out: bool = False) -> tuple[int, str, int,
 def ask_sum(rng: random.Random, a: int, op: str, b: int) -> str:
     """A question for a sum."""
     word = {"+": "plus", "-": "minus", "*": "times"}[op]
-    ways = [
+    templates = [
         f"What is {a} {op} {b}?", f"What is {a} {word} {b}?", f"{a} {op} {b} =", f"How much is {a} {word} {b}?",
         f"How much is {a} {op} {b}?", f"{a}{op}{b}=", f"Please tell me: what is {a} {op} {b}?", f"{a} {op} {b}?",
         f"Can you work out {a} {op} {b}?", f"What is {a}{op}{b}?",
     ]  # fmt: skip
     if op == "+":
-        ways.append(f"Add {a} and {b}.")
+        templates.append(f"Add {a} and {b}.")
     if op == "-":
-        ways.append(f"Take {b} away from {a}.")
-    return rng.choice(ways)
+        templates.append(f"Take {b} away from {a}.")
+    return rng.choice(templates)
 
 
 def think_sum(a: int, op: str, b: int) -> str:
@@ -265,12 +265,12 @@ def small_talk(rng: random.Random) -> Exchange:
 
 def ask_story(rng: random.Random, story: Story) -> Exchange:
     """A wish for a story, and the story."""
-    way = rng.choice((
+    template = rng.choice((
         "Tell me a story about {}.", "Write a short story about {}.", "Can you tell me a story about {}?",
         "I want to hear a story about {}.", "A story about {}, please.", "Tell me a short story about {}.",
         "Please tell me a story about {}.", "Write a story about {}.",
     ))  # fmt: skip
-    ask = way.format(story.subject)
+    ask = template.format(story.subject)
     if rng.random() < 0.12:
         ask = rng.choice(
             (
@@ -283,7 +283,7 @@ def ask_story(rng: random.Random, story: Story) -> Exchange:
     return Exchange(ask, story.text, f"I will tell a story about {story.subject}. {story.summary}")
 
 
-def story_told(rng: random.Random) -> Chat:
+def story_chat(rng: random.Random) -> Chat:
     """A story on request, then perhaps questions about it, or a request for a summary."""
     story = tell(rng)
     turns = [ask_story(rng, story)]
@@ -349,5 +349,5 @@ def long_chat(rng: random.Random) -> Chat:
     """A conversation with a story in it."""
     share = rng.random()
     if share < 0.6:
-        return story_told(rng)
+        return story_chat(rng)
     return story_questions(rng) if share < 0.93 else story_finished(rng)

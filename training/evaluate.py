@@ -281,8 +281,8 @@ def stories(subject: Subject, heat: float) -> dict[str, str]:
     prompts = [
         ask if ask.startswith("Once") else chat_prompt(ask, thinking=False) for ask in SAMPLES
     ]
-    told = complete(subject, prompts, 320, heat, seed=4)
-    return {f"{ask} (T={heat})": text for ask, text in zip(SAMPLES, told, strict=True)}
+    completions = complete(subject, prompts, 320, heat, seed=4)
+    return {f"{ask} (T={heat})": text for ask, text in zip(SAMPLES, completions, strict=True)}
 
 
 def report(subject: Subject, data: Path, number: int) -> dict[str, object]:

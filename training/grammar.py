@@ -126,14 +126,14 @@ def expand(pattern: str, scene: Scene) -> str:
 def phrasings(pattern: str, slots: Mapping[str, str], depth: int = 0) -> int:
     """The number of wordings of a pattern, macros included; at most 10**9."""
     groups = top_groups(pattern)
-    ways = math.prod(sum(phrasings(branch, slots, depth) for branch in group) for group in groups)
+    number = math.prod(sum(phrasings(branch, slots, depth) for branch in group) for group in groups)
     flat = pattern
     for group in groups:
         flat = flat.replace("[" + "|".join(group) + "]", "", 1)
     for slot in SLOT.finditer(flat):
         if depth < 4 and slot.group(1) in slots:
-            ways *= phrasings(slots[slot.group(1)], slots, depth + 1)
-    return min(ways, 10**9)
+            number *= phrasings(slots[slot.group(1)], slots, depth + 1)
+    return min(number, 10**9)
 
 
 def top_groups(pattern: str) -> list[list[str]]:

@@ -133,7 +133,7 @@ class NumpyHead:
 
 
 @dataclass
-class Told:
+class Sample:
     """A text in the making; `filled`: how many of its tokens the head has seen."""
 
     ids: list[int]
@@ -159,21 +159,23 @@ def target_states(subject: Subject, texts: list[list[int]]) -> F32:
     return states
 
 
-def play_round(told: Told, head: NumpyHead, hidden: F32, best: NDArray[np.int64], k: int) -> int:
+def play_round(
+    sample: Sample, head: NumpyHead, hidden: F32, best: NDArray[np.int64], k: int
+) -> int:
     """One round after the model has read ids + drafts (its best tokens in `best`): keep drafts,
     fill the head's cache, draft anew. Gives the number of drafts kept.
     """
-    kept, last = 0, len(told.ids) - 1
-    while kept < len(told.drafts) and told.drafts[kept] == best[last + kept]:
+    kept, last = 0, len(sample.ids) - 1
+    while kept < len(sample.drafts) and sample.drafts[kept] == best[last + kept]:
         kept += 1
-    told.ids += [*told.drafts[:kept], int(best[last + kept])]
-    for at in range(told.filled, len(told.ids) - 1):
-        y = head.step(told.cache, at, hidden[at], told.ids[at + 1])
-    told.filled = len(told.ids) - 1
-    told.drafts = [head.best(y)]
-    for at in range(told.filled, told.filled + k - 1):
-        y = head.step(told.cache, at, y, told.drafts[-1])
-        told.drafts.append(head.best(y))
+    sample.ids += [*sample.drafts[:kept], int(best[last + kept])]
+    for at in range(sample.filled, len(sample.ids) - 1):
+        y = head.step(sample.cache, at, hidden[at], sample.ids[at + 1])
+    sample.filled = len(sample.ids) - 1
+    sample.drafts = [head.best(y)]
+    for at in range(sample.filled, sample.filled + k - 1):
+        y = head.step(sample.cache, at, y, sample.drafts[-1])
+        sample.drafts.append(head.best(y))
     return kept
 
 
@@ -184,7 +186,7 @@ def measure(
     of a round.
     """
     stops = {subject.tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>")}
-    texts = [Told(list(prompt), len(prompt) + tokens) for prompt in prompts]
+    texts = [Sample(list(prompt), len(prompt) + tokens) for prompt in prompts]
     counts = np.zeros(k + 1, dtype=np.int64)
     while running := [text for text in texts if not text.done]:
         hidden = target_states(subject, [text.ids + text.drafts for text in running])
@@ -211,10 +213,10 @@ def measure(
 def beginnings(tokenizer: Tokenizer, number: int) -> dict[str, list[list[int]]]:
     """Prompts: beginnings of held-out stories, and stories asked for in chat."""
     rng = random.Random(930_000)
-    told = [tokenizer.encode(tell(rng).text).ids[:BEGINNING] for _ in range(number)]
+    sample = [tokenizer.encode(tell(rng).text).ids[:BEGINNING] for _ in range(number)]
     asks = [f"Tell me a short story about a {rng.choice(list(ANIMALS))}." for _ in range(number)]
     asked = [tokenizer.encode(chat_prompt(ask, thinking=False)).ids for ask in asks]
-    return {"stories": told, "chat": asked}
+    return {"stories": sample, "chat": asked}
 
 
 def main() -> None:

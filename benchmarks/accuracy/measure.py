@@ -130,7 +130,7 @@ def prompts(tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     """Beginnings of held-out stories, and stories asked for in chat."""
     rng = random.Random(SEED + 1)
     stories = [corpus.story_document(rng)[0][0] for _ in range(TEXTS)]
-    chats = [chatgen.story_told(rng) for _ in range(TEXTS)]
+    chats = [chatgen.story_chat(rng) for _ in range(TEXTS)]
     asked = [corpus.render(chat, False)[0][0] for chat in chats]
     starts = [tokenizer.encode(text).ids[:24] for text in stories]
     return [tuple(ids) for ids in (*starts, *(tokenizer.encode(text).ids for text in asked))]

@@ -7,7 +7,7 @@ fastest), and prints what no kernel on them is below: its bytes of DRAM at what 
 there, or its operations at the rate that mma.sync reaches there in a
 plain loop over registers (`mma_rate`), whichever is longer. e4m3 products count at bf16's rate:
 Hopper makes them of two of f16. Tensors that two launches share count as DRAM where they are
-larger than half of L2 (`node_work`). `--out FILE` keeps what docs/results/ shows; `--reckon`
+larger than half of L2 (`node_work`). `--out FILE` keeps what docs/results/ shows; `--estimate`
 needs no GPU: the floors at the rates of the FILE that was kept.
 """
 
@@ -206,14 +206,14 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="qwen36-35b-a3b", help="as published.py names them")
     parser.add_argument("--tokens", type=int, default=4096, help="of the prompt, in tiles of 64")
-    parser.add_argument("--reckon", action="store_true", help="floors alone, without a GPU")
+    parser.add_argument("--estimate", action="store_true", help="floors alone, without a GPU")
     parser.add_argument("--only", default="", help="ops to time, a list; default all")
     parser.add_argument("--commit", help="by default the tree's, or SPARK_COMMIT's")
     parser.add_argument("--out", type=Path, help="JSON file of the rows")
     args = parser.parse_args(words)
-    target = rehearsal(GB10, H200) if args.reckon else target_here()
+    target = rehearsal(GB10, H200) if args.estimate else target_here()
     decided = bucket(args.model, args.tokens, target)
-    if args.reckon:
+    if args.estimate:
         kept = read(KEPT)["runs"][-1]
         rows = [*kinds(decided, kept["machine"], None)]
         print("\n".join(lines(rows, layers_of(decided))))

@@ -39,13 +39,13 @@ def of_script(script: Path, root: Path = ROOT) -> str:
     next to them that are no modules, and the `conftest.py` above them."""
     read = {path: path.read_bytes() for path in sorted(_reached(root / script, root))}
     checks = any(f"spark_engine.{CHECK}".encode() in text for text in read.values())
-    rooms = (*PRODUCT, CHECK) if checks else PRODUCT
+    packages = (*PRODUCT, CHECK) if checks else PRODUCT
     texts = ((str(path.relative_to(root)), text.hex()) for path, text in read.items())
-    return digest([_product(root, rooms), *texts])
+    return digest([_product(root, packages), *texts])
 
 
-def _product(root: Path, rooms: tuple[str, ...]) -> str:
-    found = (p for room in rooms for p in (root / room).rglob("*") if p.suffix in ENDINGS)
+def _product(root: Path, packages: tuple[str, ...]) -> str:
+    found = (p for package in packages for p in (root / package).rglob("*") if p.suffix in ENDINGS)
     return digest((str(p.relative_to(root)), p.read_bytes().hex()) for p in sorted(found))
 
 

@@ -67,7 +67,7 @@ def tell_shares(
                     reporter.note(f"building {label.partition('/')[0]}")
                     rows = last.enter_context(closing(run(built(), len(asked))))
                 row, still = next(rows), runs()
-                reporter.row(label, right=row.pop("same") and still, beside=still, **row)
+                reporter.row(label, right=row.pop("same") and still, other_runs=still, **row)
                 continue
             break
 

@@ -89,14 +89,14 @@ async def converse(url: str, number: int, tokens: int, load: Load, end: float) -
             messages.append({"role": "user", "content": f"{number}.{turn}: tell me a story."})
             body = {"model": MODEL, "messages": messages, "max_tokens": tokens}
             body |= {"stream": True, "ignore_eos": True, "stream_options": {"include_usage": False}}
-            begun, said, bad = time.monotonic(), 0, False
+            started, said, bad = time.monotonic(), 0, False
             async with http.post(f"{url}/v1/chat/completions", json=body) as answer:
                 async for line in answer.content:
                     if not line.startswith(b"data: {"):
                         continue
                     bad = bad or b'"error"' in line
                     if not said:
-                        load.firsts.append(time.monotonic() - begun)
+                        load.firsts.append(time.monotonic() - started)
                     said += 1
                     load.events += 1
                 done = answer.status == 200 and said > 1 and not bad
@@ -112,10 +112,10 @@ async def measure(url: str, clients: int, tokens: int, seconds: float) -> tuple[
     await asyncio.sleep(WARM_S)
     load.events = load.whole = load.failed = 0
     load.firsts.clear()
-    begun = time.monotonic()
-    await asyncio.sleep(max(0.0, end - begun))
+    started = time.monotonic()
+    await asyncio.sleep(max(0.0, end - started))
     found = Load(load.events, load.whole, load.failed, list(load.firsts))
-    took = time.monotonic() - begun
+    took = time.monotonic() - started
     await asyncio.gather(*tasks)
     return found, took
 

@@ -109,7 +109,7 @@ class Replica:
     """One engine: prefill in the order of arrival, decode between prefills in strides."""
 
     costs: Costs
-    room: int  # bytes of prompts that its cache holds
+    cache_bytes: int  # bytes of prompts that its cache holds
     free: float = 0.0  # when it may begin with the next stride
     waiting: deque[Job] = field(default_factory=deque)
     running: list[Job] = field(default_factory=list)
@@ -131,7 +131,7 @@ class Replica:
             before = place.length
         for place in reversed(prompt):
             self.cache.move_to_end(place.digest)
-        while self.held > self.room:
+        while self.held > self.cache_bytes:
             self.held -= self.cache.popitem(last=False)[1]
         return shared
 
@@ -144,8 +144,8 @@ class World:
         self.names = [f"r{i}" for i in range(replicas)]
         for name in self.names:
             self.router.add(name)
-        room = load.cache * BYTES
-        self.replicas = {name: Replica(load.costs, room) for name in self.names}
+        cache_bytes = load.cache * BYTES
+        self.replicas = {name: Replica(load.costs, cache_bytes) for name in self.names}
         self.load, self.seconds = load, seconds
         self.events: list[tuple[float, int, str, Any]] = []
         self._count = 0
@@ -157,22 +157,22 @@ class World:
             # they begin one after another, over the time that a conversation takes
             self._later(load.spread * agent / (load.agents * replicas), "ask", agent)
 
-    def _later(self, at: float, what: str, whom: Any) -> None:
+    def _later(self, at: float, what: str, subject: Any) -> None:
         self._count += 1
-        heapq.heappush(self.events, (at, self._count, what, whom))
+        heapq.heappush(self.events, (at, self._count, what, subject))
 
     def run(self) -> dict[str, float]:
         """The figures of the second half, by name."""
         half = self.seconds / 2
         before: tuple[int, int, int] | None = None
         while self.events and self.events[0][0] < self.seconds:
-            at, _, what, whom = heapq.heappop(self.events)
+            at, _, what, subject = heapq.heappop(self.events)
             if before is None and at >= half:
                 before, self.firsts = (self.asked, self.hits, self.out), []
             if what == "ask":
-                self._ask(at, whom)
+                self._ask(at, subject)
             else:
-                self._stride(at, whom)
+                self._stride(at, subject)
         asked, hits, out = before or (0, 0, 0)
         firsts = sorted(self.firsts)
         return {

@@ -67,10 +67,10 @@ class Work:
         longest, rows = named["page_table"][1] * size, named["slots"][0]
         tile = int(self.attrs.get("tile", 1))
         if self.prefills:
-            room = min(longest, (pool - 1) * size)
-            return (CONTEXT, *(c for c in PREFILLS if rows * tile <= c <= room))
-        room = min(longest, (pool - 1) // rows * size)  # of a row; one page is scratch
-        return (CONTEXT, room - tile) if room >= 2 * CONTEXT else (CONTEXT,)  # the new tokens fit
+            most = min(longest, (pool - 1) * size)
+            return (CONTEXT, *(c for c in PREFILLS if rows * tile <= c <= most))
+        most = min(longest, (pool - 1) // rows * size)  # of a row; one page is scratch
+        return (CONTEXT, most - tile) if most >= 2 * CONTEXT else (CONTEXT,)  # the new tokens fit
 
     @property
     def prefills(self) -> bool:

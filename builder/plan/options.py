@@ -207,8 +207,8 @@ def resolve(options: Options, facts: ModelFacts) -> BuildPlan:
     context = _context(options.max_context, facts.max_context, most)
     limits = Limits(max_seqs=seqs, max_context=context, pages=0, vocab=facts.vocab)
     cache = _cache(options.cache_gib)
-    room = budget.pages(gpu, needs, seqs, cache) if gpu else KV_BUDGET // max(1, needs.page)
-    pages, note = _pages(options.kv_tokens, limits, room, gpu is not None)
+    free = budget.pages(gpu, needs, seqs, cache) if gpu else KV_BUDGET // max(1, needs.page)
+    pages, note = _pages(options.kv_tokens, limits, free, gpu is not None)
     snapshots = 0 if gpu else budget.cpu_snapshots(needs, seqs, cache)
     more = {"pages": pages, "gdn_ring": ring, "drafts": drafts.drafts, "snapshots": snapshots}
     limits = replace(limits, **more, image_rows=images.rows, suffix=suffix)
@@ -363,9 +363,9 @@ def _context(requested: int | None, most: int, default: int) -> int:
 
 
 def _pages(
-    requested: int | None, limits: Limits, room: int, gpu: bool
+    requested: int | None, limits: Limits, free: int, gpu: bool
 ) -> tuple[int, tuple[str, ...]]:
-    """KV pages for `requested` tokens, or for every sequence at full length within `room` pages."""
+    """KV pages for `requested` tokens, or for every sequence at full length within `free` pages."""
     least = limits.pages_per_seq
     most = limits.max_seqs * least
     if requested is not None:
@@ -376,7 +376,7 @@ def _pages(
                 f"{limits.max_context}: give at least {least * limits.page_size}"
             )
         return min(pages, most), ()
-    pages = max(least, min(most, room))
+    pages = max(least, min(most, free))
     if pages == most:
         return pages, ()
     tokens = pages * limits.page_size

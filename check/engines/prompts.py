@@ -121,13 +121,13 @@ def greedy_session(
     the context, if that is less) fit. The texts' ids after the prompt have no meaning.
     """
     rng = np.random.default_rng(seed)
-    room = min(GENERATED, limits.max_context // 2)
+    reply_tokens = min(GENERATED, limits.max_context // 2)
     prompts = [list(ids) for ids in recorded]
     prompts += [_random(rng, n, limits.vocab) for n in LENGTHS]
-    cut = [ids[: limits.max_context - room] for ids in prompts]
+    cut = [ids[: limits.max_context - reply_tokens] for ids in prompts]
     rows = {f: max(n for family, n in buckets if family == f) for f in interface.families(0)}
-    group = _groups(cut, limits, room)[0]
-    made = _session(rng, "greedy", group, rows["prefill"], (), limits, more=room)
+    group = _groups(cut, limits, reply_tokens)[0]
+    made = _session(rng, "greedy", group, rows["prefill"], (), limits, more=reply_tokens)
     return made
 
 

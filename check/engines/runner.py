@@ -104,8 +104,8 @@ class SessionRunner(BaseRunner):  # type: ignore[misc]
             slot, start = (int(buffers[name][row]) for name in ("slots", "starts"))
             if start < 0:  # the states contain it
                 continue
-            room = np.full(self._engine.limits.max_context + 1, -1, np.int32)
-            mine = self._paired.setdefault(slot, room)
+            empty = np.full(self._engine.limits.max_context + 1, -1, np.int32)
+            mine = self._paired.setdefault(slot, empty)
             if "next_ids" in buffers:
                 given = int(buffers["next_ids"][row])
                 mine[start : after[row] - 1] = by_row[row, 1 : counts[row]]

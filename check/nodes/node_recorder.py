@@ -80,9 +80,11 @@ class Recorder:
             masks = DefinedRows.of(buffers, tile_of(key[0]))
             for rank, (part, own) in enumerate(zip(parts, of, strict=True)):
                 inputs = {spec.name: own[spec.name] for spec in part.specs.inputs}
-                keeper = _Keeper(inputs, self._states, self._weights)
-                self.launches.append(RecordedLaunch(key, keeper.nodes, masks, self._weights, rank))
-                part.watch = keeper.keep
+                launch_recorder = _LaunchRecorder(inputs, self._states, self._weights)
+                self.launches.append(
+                    RecordedLaunch(key, launch_recorder.nodes, masks, self._weights, rank)
+                )
+                part.watch = launch_recorder.keep
         executor.run(buffers)
         for part in parts:
             part.watch = None
@@ -98,7 +100,7 @@ def _parts(executor: Executor) -> list[ReferenceExecutor]:
     return parts
 
 
-class _Keeper:
+class _LaunchRecorder:
     """Records the nodes of one launch. Of states, only the rows and pages that it uses and their
     neighbours, since states are large; a write next to the right row is still seen."""
 

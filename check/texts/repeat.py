@@ -108,7 +108,7 @@ def _requests(
 ) -> list[Request]:
     limits = loaded.limits
     said = max(min(SAID, capacity(limits) // 2), 1)
-    room = capacity(limits) - said
+    prompt_tokens = capacity(limits) - said
     draw = [rng.randrange(limits.vocab) for _ in range(SHARED)]
     prompts = [list(ids) for ids in recorded][:TEXTS]
     while len(prompts) < TEXTS:
@@ -116,7 +116,7 @@ def _requests(
         own = [rng.randrange(limits.vocab) for _ in range(length)]
         prompts.append(draw + own if len(prompts) % 2 else own)
     params = SamplingParams(temperature=0.0, max_tokens=said, ignore_eos=True, seed=0)
-    return [Request(tuple(ids[:room]), params) for ids in prompts]
+    return [Request(tuple(ids[:prompt_tokens]), params) for ids in prompts]
 
 
 def _together(engine: Engine, requests: Sequence[Request], late: Sequence[int]) -> Texts:

@@ -130,8 +130,8 @@ class _Run:
         followed = [int(x) for x in fed[:accepted]] == list(said[place : place + accepted])
         self._accepted += accepted
         self._at[slot] += accepted if followed else len(text.ids)
-        goes_on = int(sampled[accepted - 1]) == said[place + accepted]
-        (self._known.add if followed and goes_on else self._known.discard)(slot)
+        continues = int(sampled[accepted - 1]) == said[place + accepted]
+        (self._known.add if followed and continues else self._known.discard)(slot)
 
     def verdict(self, name: str) -> Verdict:
         """The finding over all rounds."""

@@ -66,8 +66,8 @@ class Compare:
         if a.shape != b.shape:
             return Verdict(name, False, f"shape {a.shape}, reference {b.shape}", hard=True)
         if not np.isfinite(a).all() or not np.isfinite(b).all():
-            whose = "candidate" if not np.isfinite(a).all() else "reference"
-            return Verdict(name, False, f"the {whose} holds NaN or infinity", hard=True)
+            side = "candidate" if not np.isfinite(a).all() else "reference"
+            return Verdict(name, False, f"the {side} holds NaN or infinity", hard=True)
         if name in TOKENS:
             return self._tokens(name, a, b, reference)
         if a.dtype.kind == "i":

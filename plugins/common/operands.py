@@ -27,7 +27,7 @@ def _slots(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
 
 def _starts(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
     if launch.round:
-        start = max(0, min(launch.context, launch.room - launch.tile))
+        start = max(0, min(launch.context, launch.capacity - launch.tile))
         return np.full(launch.rows, start, np.int32)
     behind = max(0, launch.per_sequence - launch.rows)  # tiles of earlier launches
     tiles = behind + np.arange(launch.rows) % launch.per_sequence

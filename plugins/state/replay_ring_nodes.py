@@ -47,8 +47,8 @@ def catch_up(f: Text, ring: Ring, rows: Rows, state: str, records: str) -> Lag:
     dead = over(f, live, [2])
     g = f("Where", dead, part(f, held, ring.decays, h.values), 0.0)  # [rows, L, Hv]
     g = f("Transpose", g, perm=[0, 2, 1])
-    younger = f("Less", over(f, age, [1]), over(f, age, [2]))  # [rows, r, r']: r' after r
-    since = f("Where", over(f, younger, [1]), over(f, g, [2]), 0.0)  # [rows, Hv, L, L]
+    later = f("Less", over(f, age, [1]), over(f, age, [2]))  # [rows, r, r']: r' after r
+    since = f("Where", over(f, later, [1]), over(f, g, [2]), 0.0)  # [rows, Hv, L, L]
     decay = f("Exp", f("ReduceSum", since, [3], keepdims=0))  # [rows, Hv, L]
     delta = part(f, held, 0, ring.keys)
     delta = f("Reshape", delta, [0, length, h.values, h.value_dim])

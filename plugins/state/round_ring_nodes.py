@@ -65,8 +65,8 @@ def before(f: Text, held: Held, position: str) -> str:
     live = over(f, f("LessOrEqual", ages[None], most), [2])  # [rows,L,1]
     g = f("Where", live, part(f, records, ring.decays, h.values), 0.0)
     g = over(f, f("Transpose", g, perm=[0, 2, 1]), [2])  # [rows,Hv,1,L]
-    younger = np.tril(np.ones((ring.length, ring.length), np.bool_), -1)
-    after = f("ReduceSum", f("Where", younger, g, 0.0), [3], keepdims=0)
+    later = np.tril(np.ones((ring.length, ring.length), np.bool_), -1)
+    after = f("ReduceSum", f("Where", later, g, 0.0), [3], keepdims=0)
     delta = f("Reshape", part(f, records, 0, ring.keys), [0, ring.length, h.values, h.value_dim])
     delta = f("Mul", f("Transpose", delta, perm=[0, 2, 3, 1]), over(f, f("Exp", after), [2]))
     delta = f("Where", mine, delta, 0.0)

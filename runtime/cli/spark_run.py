@@ -41,7 +41,7 @@ from spark_engine.runtime.cli.terminal.session import Answer, Session
 from spark_engine.runtime.engine.load import HOST_TARGETS
 from spark_engine.runtime.engine.request import FinishReason, capacity
 from spark_engine.runtime.offline.embedded import cache_folder, embedded_engine
-from spark_engine.runtime.ranks.hosts import name_network, own_rank, stand_by
+from spark_engine.runtime.ranks.hosts import name_network, own_rank, serve_rank
 from spark_engine.runtime.ranks.rendezvous import split_hosts
 from spark_engine.runtime.server.engine_client.engine_folder import check_ranks, split_names
 from spark_engine.runtime.server.operation.json_stderr import standard_error
@@ -216,7 +216,7 @@ def _serve(folders: Mapping[str, Path], values: Mapping[str, Any]) -> int:
     if hosts:
         name_network(os.environ, hosts[rank])
     if rank:
-        return stand_by(folder, hosts, rank, lambda text: click.echo(text, err=True))
+        return serve_rank(folder, hosts, rank, lambda text: click.echo(text, err=True))
     # imported here: other modes start in half the time without a library for HTTP
     from spark_engine.runtime.server.process.server import run
 

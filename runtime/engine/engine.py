@@ -180,8 +180,8 @@ class Engine:
             )
         if request_id < self._next_id:
             raise InternalError(f"request {request_id} comes after request {self._next_id - 1}")
-        params, room = request.params, capacity(self.loaded.limits)
-        limit = min(room, len(request.prompt) + (params.max_tokens or room))
+        params, longest = request.params, capacity(self.loaded.limits)
+        limit = min(longest, len(request.prompt) + (params.max_tokens or longest))
         seed = self._random.getrandbits(64) if params.seed is None else params.seed
         drafts = self.drafts if params.drafts is None else min(params.drafts, self.drafts)
         stops = params.stop_ids(self.loaded.eos)

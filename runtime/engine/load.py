@@ -207,8 +207,8 @@ def _load(
     here = manifest.ranks if comm is not None and comm.here else 1
     if manifest.executor != NATIVE:  # a device's memory is checked when it is opened
         # Rank 0 checks for all ranks of this host; the others start when some have allocated.
-        room = host_budget(available_memory(), options.host_bytes)
-        check_capacity(manifest, swap_bytes, room.usable, room.kept, 1 if rank else here)
+        available = host_budget(available_memory(), options.host_bytes)
+        check_capacity(manifest, swap_bytes, available.usable, available.kept, 1 if rank else here)
     targets = runnable_targets(HOST_TARGETS)
     target = manifest.target if manifest.target in targets else targets[0]
     if why := foreign(manifest.target, targets):
@@ -246,10 +246,10 @@ def _load_host(
     executors: dict[BucketKey, Executor] = {}
     table = EXECUTORS if comm is None else {"ort": partial(SegmentsExecutor, comm=comm)}
     with startup_lock(host_budget(None).shared, shown.say):
-        room = host_budget(available_memory(), options.host_bytes)
-        check_capacity(manifest, swap_bytes, room.usable, room.kept)
+        available = host_budget(available_memory(), options.host_bytes)
+        check_capacity(manifest, swap_bytes, available.usable, available.kept)
         shown.say(f"opening {len(wanted)} buckets")
-        share = None if room.usable is None else room.usable // here
+        share = None if available.usable is None else available.usable // here
         with ThreadPoolExecutor(_opened_at_once(manifest.memory, swap_bytes, share)) as pool:
             opened = pool.map(lambda b: _open(folder, b, options.threads, table), wanted)
             for bucket, executor in zip(wanted, opened, strict=True):
@@ -272,8 +272,8 @@ def _opened_at_once(memory: Memory, swap_bytes: int, free: int | None) -> int:
     most = os.cpu_count() or 1
     if free is None:
         return most
-    room = (free - memory.total - swap_bytes) // max(memory.arena, 1)
-    return min(most, 1 + max(room, 0))
+    available = (free - memory.total - swap_bytes) // max(memory.arena, 1)
+    return min(most, 1 + max(available, 0))
 
 
 def _load_native(
@@ -294,9 +294,9 @@ def _load_native(
         def rows_in(gpu: Gpu) -> int:
             take_turns(turn, gpu.integrated, shown.say, comm)
             memory = gpu.free_bytes, gpu.total_bytes, gpu.integrated
-            room = GpuMemory(*memory, options.host_bytes)
-            check_capacity(manifest, 0, room.usable, room.kept)
-            rows = device_rows(manifest, room, options.cache_bytes)
+            available = GpuMemory(*memory, options.host_bytes)
+            check_capacity(manifest, 0, available.usable, available.kept)
+            rows = device_rows(manifest, available, options.cache_bytes)
             # the same on all ranks: what the smallest memory holds
             return rows if comm is None else int(comm.all_gather(np.array([rows])).min())
 

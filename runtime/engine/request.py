@@ -135,8 +135,8 @@ class SamplingParams:
                 _check_int(name, token, 0, limits.vocab - 1)
         suppressed = self.stop_ids(eos) if self.min_tokens else frozenset()
         used = len(suppressed) + len(self.logit_bias)
-        room = f"at most {limits.bias_slots} ids (those suppressed by min_tokens count)"
-        _require(used <= limits.bias_slots, "logit_bias", f"{used} ids", room)
+        allowed = f"at most {limits.bias_slots} ids (those suppressed by min_tokens count)"
+        _require(used <= limits.bias_slots, "logit_bias", f"{used} ids", allowed)
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, limits.top_logprobs)
 
@@ -194,12 +194,12 @@ class Request:
         _require(bool(self.prompt), "prompt", "empty", "at least one token")
         self._check_ids(limits.vocab)
         most = capacity(limits) - 1
-        room = f"at most {most} (context {limits.max_context}, {limits.pages} pages of "
+        allowed = f"at most {most} (context {limits.max_context}, {limits.pages} pages of "
         _require(
             len(self.prompt) <= most,
             "prompt",
             f"{len(self.prompt)} tokens",
-            room + f"{limits.page_size} tokens, one token to generate)",
+            allowed + f"{limits.page_size} tokens, one token to generate)",
         )
         self._check_images(limits, vision)
         self.params.check(limits, eos)

@@ -207,7 +207,7 @@ class Scheduler:
         live = sum(s.decodable for s in self.running)
         rows = next((b for b in self.sizes.decode if b >= live), 0) if live else 0
         started = [s for s in self.running if s.launched < s.prefill_end]
-        tiles = self.pacing.room(started, rows, *self._backlog())
+        tiles = self.pacing.most_tiles(started, rows, *self._backlog())
         for one in self._admission.choose(in_flight, tiles):
             for victim in one.victims:
                 self._preempt(victim, plan)

@@ -32,18 +32,20 @@ class GpuMemory:
         return max(0, self.free - self.kept)
 
 
-def device_rows(manifest: Manifest, room: GpuMemory, requested: int | None) -> int:
+def device_rows(manifest: Manifest, available: GpuMemory, requested: int | None) -> int:
     """Snapshot rows to allocate in addition to the plan. `requested`: the cache's budget in bytes,
     or None.
 
     The plan contains the pages, so snapshot rows may use the whole budget. Rows that do not fit are
     not allocated.
     """
-    row, beyond = bytes_of(manifest.states, SEQUENCE), room.usable - manifest.memory.total
+    row, beyond = bytes_of(manifest.states, SEQUENCE), available.usable - manifest.memory.total
     if not row:
         return 0
-    share = beyond // (SHARED if room.shared else SHARE)
-    asked = min(share, room.total // MOST) if requested is None else min(requested, beyond - SPARE)
+    share = beyond // (SHARED if available.shared else SHARE)
+    asked = (
+        min(share, available.total // MOST) if requested is None else min(requested, beyond - SPARE)
+    )
     return max(0, asked) // row
 
 

@@ -35,7 +35,7 @@ class Answering:
         self.service = service
         slots = service.info.limits.max_seqs
         self.most = min(AHEAD * slots, slots + service.client.max_queue)  # in flight
-        self._room = asyncio.Semaphore(self.most)
+        self._free = asyncio.Semaphore(self.most)
 
     async def patiently(self, work: Callable[[], Awaitable[T]]) -> T:
         """The result of `work`, which is repeated while the queue is full or the engine restarts.
@@ -44,7 +44,7 @@ class Answering:
         with this request TRIES times.
         """
         client, ends, since = self.service.client, 0, time.monotonic()
-        async with self._room:
+        async with self._free:
             while True:
                 try:
                     return await work()

@@ -38,7 +38,7 @@ class _Line(msgspec.Struct):
     method: str = "POST"
 
 
-class _Ways(msgspec.Struct):
+class _Unsupported(msgspec.Struct):
     stream: Any = None
     background: Any = None
 
@@ -89,11 +89,11 @@ def _read_line(number: int, text: bytes) -> BatchLine:
             raise ValueError(f"custom_id has {long} characters; at most {MOST_ID} are allowed")
         line = msgspec.json.decode(text, type=_Line)
         body = bytes(line.body)
-        ways = msgspec.json.decode(body, type=_Ways)
+        unsupported = msgspec.json.decode(body, type=_Unsupported)
         if line.method != "POST":
             raise ValueError(f"method is {line.method!r:.80}; it must be 'POST'")
         for name in ("stream", "background"):
-            if getattr(ways, name):
+            if getattr(unsupported, name):
                 raise ValueError(f"body.{name} is on; a batch has whole answers: leave it out")
     except (ValueError, RecursionError) as error:
         wanted = 'a line is like {"custom_id": …, "method": "POST", "url": …, "body": {…}}'

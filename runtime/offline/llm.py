@@ -204,24 +204,24 @@ class LLM:
         return (_kept(make, one, own, *more) for one, own in zip(given, each, strict=False))
 
     def _all(self, works: Iterable[Work]) -> list[Completion]:
-        room, futures = threading.Semaphore(self._thread.answering.most), list[Future[Completion]]()
+        free, futures = threading.Semaphore(self._thread.answering.most), list[Future[Completion]]()
         try:
             for work in works:
-                room.acquire()
+                free.acquire()
                 futures.append(self._thread.start(work(None)))
-                futures[-1].add_done_callback(lambda _: room.release())
+                futures[-1].add_done_callback(lambda _: free.release())
             return [wait(future) for future in futures]
         finally:
             for future in futures:
                 future.cancel()
 
     async def _aall(self, works: Iterable[Work]) -> list[Completion]:
-        room, tasks = asyncio.Semaphore(self._thread.answering.most), list[Any]()
+        free, tasks = asyncio.Semaphore(self._thread.answering.most), list[Any]()
         try:
             for work in works:
-                await room.acquire()
+                await free.acquire()
                 tasks.append(asyncio.wrap_future(self._thread.start(work(None))))
-                tasks[-1].add_done_callback(lambda _: room.release())
+                tasks[-1].add_done_callback(lambda _: free.release())
             return [await task for task in tasks]
         finally:
             for task in tasks:

@@ -101,9 +101,9 @@ class Sender:
             try:  # by descriptor: a socket object with a timeout polls before each `send`
                 left = left[os.write(peer.fileno(), left) :]
             except BlockingIOError:
-                room = select.poll()
-                room.register(peer, select.POLLOUT)
-                if not room.poll(TICK_S * 1000) and clock.now() > self._limit_s:
+                poller = select.poll()
+                poller.register(peer, select.POLLOUT)
+                if not poller.poll(TICK_S * 1000) and clock.now() > self._limit_s:
                     raise TimeoutError from None
 
     def _write(self, ring: PacketRing, data: bytes) -> int:

@@ -82,15 +82,15 @@ def _interface(host: str) -> str | None:
         for _, name in socket.if_nameindex():
             packed = struct.pack("256s", name.encode()[:15])
             try:
-                told = fcntl.ioctl(asked.fileno(), SIOCGIFADDR, packed)
+                answer = fcntl.ioctl(asked.fileno(), SIOCGIFADDR, packed)
             except OSError:  # an interface without an address
                 continue
-            if socket.inet_ntoa(told[20:24]) in own:
+            if socket.inet_ntoa(answer[20:24]) in own:
                 return name
     return None
 
 
-def stand_by(engine: Path, hosts: Sequence[str], rank: int, say: Say) -> int:
+def serve_rank(engine: Path, hosts: Sequence[str], rank: int, say: Say) -> int:
     """Runs this host's rank for each start of rank 0, until a signal; returns the exit code.
 
     Also ends on another engine at rank 0, or another error that a user must fix.

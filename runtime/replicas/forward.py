@@ -94,7 +94,7 @@ class Forwarder:
         self._asking = asyncio.Semaphore(ASKING)
 
     async def forward(self, asked: ClientRequest) -> None:
-        prompt = places(asked.body.data) if asked.method == "POST" else ()
+        prompt = places(asked.body.parts) if asked.method == "POST" else ()
         try:
             owner = await self._owner(asked)
         except Unsure as problem:  # another replica would answer that the id does not exist
@@ -146,10 +146,10 @@ class Forwarder:
         try:
             with replica.flight():
                 url = replica.address.url + asked.target
-                whole = asked.body.data
                 sent = asked.body.drop if last and asked.body.large else None
-                asking = self._upstream.ask(asked.method, url, asked.up, whole, sent)
-                del whole  # the sender holds the body now
+                parts = asked.body.parts
+                asking = self._upstream.ask(asked.method, url, asked.up, parts, sent)
+                del parts  # the sender holds the body now
                 async with asking as answer:
                     return await self._pass_on(replica, asked, answer, ticket)
         finally:
@@ -295,14 +295,18 @@ class Forwarder:
 
 
 async def _previous(body: ReceivedBody) -> str:
-    """The body's `previous_response_id`; empty without one. A large body is searched in parts,
-    between which the event loop runs other tasks."""
-    for at in range(0, len(body.data), LOOK):
-        if at:
-            await asyncio.sleep(0)
-        found = _PREVIOUS.search(body.data, at, at + LOOK + _LONGEST)
-        if found:
-            return found[1].decode("utf-8", "replace")
+    """The body's `previous_response_id`; empty without one. The event loop runs other tasks after
+    each LOOK bytes."""
+    end, searched = b"", 0  # the end of the parts before: a match may begin in it
+    for part in list(body.parts):
+        for at in range(0, len(part), LOOK):
+            text = end + part[at : at + LOOK]
+            if found := _PREVIOUS.search(text):
+                return found[1].decode("utf-8", "replace")
+            end, searched = bytes(text[-_LONGEST:]), searched + len(text)
+            if searched > LOOK:
+                searched = 0
+                await asyncio.sleep(0)
     return ""
 
 

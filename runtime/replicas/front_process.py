@@ -19,8 +19,8 @@ from spark_engine.runtime.replicas.upstream import Upstream
 from spark_engine.runtime.server.engine_client.heap import return_large_buffers, trimmed_heap
 from spark_engine.runtime.server.http.connections import (
     Connections,
+    connection_capacity,
     raise_descriptor_limit,
-    room_for_connections,
 )
 from spark_engine.runtime.server.http.guard import guard_of
 from spark_engine.runtime.server.http.tls import ServerTls
@@ -57,8 +57,10 @@ async def serve(
     front = Front(fleet, upstream, options.max_body_mib << 20, guard)
     tls = ServerTls.of(options.tls_cert, options.tls_key)
     # as many are for connections to replicas, and for handshakes
-    room = min(options.max_connections, room_for_connections(descriptors, 2 if tls is None else 3))
-    connections = Connections(room, options.read_timeout_s)
+    connection_limit = min(
+        options.max_connections, connection_capacity(descriptors, 2 if tls is None else 3)
+    )
+    connections = Connections(connection_limit, options.read_timeout_s)
     watch = asyncio.create_task(fleet.watch())
     try:
         config = config_of(front.app, connections, options, lifespan="off")

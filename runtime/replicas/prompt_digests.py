@@ -55,12 +55,12 @@ class _Body(msgspec.Struct):
         return self.messages, self.input, self.prompt
 
 
-def places(body: bytes) -> tuple[Place, ...]:
-    """The positions of a request's prompt in order; none for an invalid body."""
-    if len(body) > MOST:
+def places(parts: Sequence[bytes | bytearray]) -> tuple[Place, ...]:
+    """The positions of a request's prompt in order; none for an invalid body. `parts`: its body."""
+    if sum(map(len, parts)) > MOST:
         return ()
     try:
-        found = msgspec.json.decode(body, type=_Body)
+        found = msgspec.json.decode(b"".join(parts), type=_Body)
         pieces = list(_pieces(found))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ()

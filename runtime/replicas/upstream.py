@@ -5,12 +5,12 @@ The only file that knows aiohttp in the runtime. A broken connection raises `Los
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, cast
 
 import aiohttp
 from yarl import URL
 
 Headers = Sequence[tuple[str, str]]
+Parts = Sequence[bytes | bytearray]  # of a body, in order
 CONNECT_S = 5.0
 READ = 1 << 16  # bytes at a time
 END = b"\n\n"
@@ -105,14 +105,15 @@ class Upstream:
         method: str,
         url: str,
         headers: Headers = (),
-        body: bytes = b"",
+        body: Parts = (),
         sent: Callable[[], None] | None = None,
     ) -> AsyncIterator[UpstreamAnswer]:
         """The answer; leaving the block early aborts the request. Raises Lost, Unsendable. `url` is
-        sent unchanged. With `sent`, the body is freed once it is sent, and `sent` is called."""
-        head, data = list(headers), cast(Any, body or None)
-        if body and sent is not None:
-            head.append(("Content-Length", str(len(body))))
+        sent unchanged, and the parts of `body` in their order. With `sent`, the body is freed once
+        it is sent, and `sent` is called."""
+        head, data = list(headers), None
+        if body:
+            head.append(("Content-Length", str(sum(map(len, body)))))
             data = _slices(body, sent)
         try:
             asked = self._session.request(
@@ -155,11 +156,13 @@ class Upstream:
         await self._session.close()
 
 
-async def _slices(body: bytes, sent: Callable[[], None]) -> AsyncIterator[bytes]:
-    for at in range(0, len(body), READ):
-        yield body[at : at + READ]
+async def _slices(body: Parts, sent: Callable[[], None] | None) -> AsyncIterator[bytes | bytearray]:
+    for part in body:
+        for at in range(0, len(part), READ):
+            yield part[at : at + READ]
     del body
-    sent()
+    if sent is not None:
+        sent()
 
 
 def _words(error: BaseException) -> str:

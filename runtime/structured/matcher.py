@@ -260,9 +260,9 @@ class _Tokens(TokenizerWrapper):
         cut = min(len(data), _HEAD)
         while cut < len(data) and data[cut] & 0xC0 == 0x80:  # inside a UTF-8 character
             cut -= 1
-        return [*self._spell(data[:cut]), *map(self._letters.__getitem__, data[cut:])]
+        return [*self._encode(data[:cut]), *map(self._letters.__getitem__, data[cut:])]
 
-    def _spell(self, data: bytes) -> list[int]:
+    def _encode(self, data: bytes) -> list[int]:
         """As the tokenizer, except for marks and special tokens, which a model must not produce
         here."""
         try:

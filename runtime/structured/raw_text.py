@@ -49,14 +49,14 @@ def without(lark: Lark, barred: Sequence[str], start: str = ANY) -> str:
 def _without(lark: Lark, barred: Sequence[str], start: str) -> str:
     own = {letter for mark in barred for letter in mark[1:]}
     letters = next((row for row in _LETTERS if own <= set(row)), "".join(sorted(own)))
-    begun = sorted({mark[1:i] for mark in barred for i in range(1, len(mark))})
+    prefixes = sorted({mark[1:i] for mark in barred for i in range(1, len(mark))})
     others, known = [], []
-    for part in begun:
+    for part in prefixes:
         others.append(in_regex(part) + _other(letters))
         after = {mark[len(part) + 1] for mark in barred if mark[1:].startswith(part)}
         if rest := "".join(map(in_class, sorted(set(letters) - after))):
             known.append(f"{in_regex(part)}[{rest}]{_REST}")
-    ends = "|".join(map(in_regex, filter(None, begun)))
+    ends = "|".join(map(in_regex, filter(None, prefixes)))
     pieces = (*("|".join(rows) for rows in (others, known) if rows), ends + "|")
     behind = " | ".join(lark.terminal(f"/<({piece})/") for piece in pieces)
     first = lark.terminal(f"/{start}/")

@@ -24,7 +24,7 @@ _NAME = r"[^<>\n]{0,256}"
 _NAMED = rf"(?P<named>function|parameter)=(?P<name>{_NAME})(?:[>\n]|(?=<))"
 # Misspellings of `</parameter>` by models: `</parameter/>`, `</parameter1>`, `</Parameter >`, …
 _NEAR = r"(?i: ?/ ?parameter[^<>\n]{0,16}(?:>|(?=[<\n]))|parameter ?/?>)"
-_BEGUN = re.compile(rf"<(?:(?:function|parameter)={_NAME}|(?i: ?/ ?parameter[^<>\n]{{0,16}}))")
+_UNFINISHED = re.compile(rf"<(?:(?:function|parameter)={_NAME}|(?i: ?/ ?parameter[^<>\n]{{0,16}}))")
 _NEARLY = ("</parameter", "<parameter/>")
 _LONGEST = 300  # characters; every mark is shorter
 
@@ -137,4 +137,4 @@ class Lexer:
             return True
         plain = text.lower().replace(" ", "")
         nearly = len(text) <= len(plain) + 2 and any(mark.startswith(plain) for mark in _NEARLY)
-        return nearly or _BEGUN.fullmatch(text) is not None
+        return nearly or _UNFINISHED.fullmatch(text) is not None

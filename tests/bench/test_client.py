@@ -35,11 +35,11 @@ def ask(load: Load, *answers: list[Part], status: int = 200, width: int = 1) -> 
 
     with running(Scripted({}, post)) as server:
         numbers = itertools.count()
-        told = Server(server.url, "m", api_key="k", timeout_s=120)
+        target = Server(server.url, "m", api_key="k", timeout_s=120)
 
         async def run() -> ClientShare:
             start = time.perf_counter() + 0.02
-            return await client.run(told, load, lambda: next(numbers), width, start)
+            return await client.run(target, load, lambda: next(numbers), width, start)
 
         with Lateness() as late:
             share = asyncio.run(run())
@@ -74,13 +74,13 @@ def test_times_and_counts_are_those_of_the_events() -> None:
     assert b"Bearer k" in server.headers[0] and b"POST /v1/completions" in server.headers[0]
 
 
-def test_a_server_may_stand_behind_a_path() -> None:
+def test_a_server_may_be_behind_a_path() -> None:
     numbers = itertools.count()
     with running(Scripted({}, lambda body: (200, [token("a", 1), DONE]))) as server:
-        told = Server(server.url + "/team", "m", timeout_s=5)
+        target = Server(server.url + "/team", "m", timeout_s=5)
         start = time.perf_counter()
         load = one(Turn([5], 1))
-        share = asyncio.run(client.run(told, load, lambda: next(numbers), 1, start))
+        share = asyncio.run(client.run(target, load, lambda: next(numbers), 1, start))
     assert only(share).error == "" and b"POST /team/v1/completions" in server.headers[0]
 
 

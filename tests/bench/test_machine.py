@@ -82,15 +82,15 @@ def test_two_benches_do_not_run_at_once(tmp_path: Path) -> None:
         with pytest.raises(OptionError, match=f"process {other.pid}.*--wait"):
             with alone(path, False, said.append):
                 raise AssertionError("not reached")
-        told, stdin = threading.Event(), other.stdin
+        released, stdin = threading.Event(), other.stdin
 
         def end() -> None:
-            told.set()
+            released.set()
             stdin.close()
 
         threading.Timer(0.3, end).start()
         with alone(path, True, said.append):
-            assert told.is_set(), "the other had it still"
+            assert released.is_set(), "the other had it still"
         other.stdin = None  # it is closed
     assert len(said) == 1 and f"process {other.pid}" in said[0]
     for _ in range(2):  # and it is released

@@ -71,7 +71,7 @@ def test_states_of_f16_are_between_those_of_f32_and_bf16() -> None:
         assert 0 < row[0] < row[1] / 100 < row[2] / 400 and row[2] < row[3]
 
 
-def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_run_continues_where_it_was(tmp_path: Path) -> None:
     saved = Saved(tmp_path / "rows.json")
     saved.add("random", "f16 states", {"asked": 100, "context": 64})
     again = Saved(tmp_path / "rows.json")

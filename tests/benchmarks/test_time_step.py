@@ -74,7 +74,7 @@ def test_options_that_do_not_fit_are_refused(
     assert says in capsys.readouterr().err
 
 
-def test_a_build_is_a_process_of_its_own_with_the_given_options() -> None:
+def test_a_build_is_a_separate_process_with_the_given_options() -> None:
     ran: list[tuple[list[str], bool]] = []
 
     def run(words: list[str], check: bool) -> None:

@@ -20,7 +20,7 @@ def git_id(data: bytes) -> str:
 class Hub(ThreadingHTTPServer):
     """Serves the files of `folder` as repository `name`.
 
-    `cut` breaks off the first download of each file after so many bytes; `lie` changes a byte;
+    `cut` breaks off the first download of each file after so many bytes; `altered` changes a byte;
     `gated` asks for a token.
     """
 
@@ -30,7 +30,7 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder, self.name = folder, name
         self.cut: int | None = None
-        self.lie: str | None = None
+        self.altered: str | None = None
         self.gated = False
         self.ranges: list[tuple[str, int]] = []  # (file, first byte) of every download
         self.sent: dict[str, int] = {}
@@ -105,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
         hub, data = self.server, path.read_bytes()
         lfs = path.suffix == ".safetensors"
         tag = hashlib.sha256(data).hexdigest() if lfs else git_id(data)
-        if hub.lie == path.name:
+        if hub.altered == path.name:
             data = bytes([data[0] ^ 1]) + data[1:]
         given = self.headers.get("Range", "bytes=0-").partition("=")[2].partition("-")
         first = int(given[0])

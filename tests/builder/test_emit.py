@@ -133,7 +133,7 @@ def test_space_is_looked_at_before_anything_is_written(
 
 
 @pytest.mark.parametrize("name", [".", "..", "/"])
-def test_a_folder_without_a_name_of_its_own_is_refused(name: str) -> None:
+def test_a_folder_without_a_name_is_refused(name: str) -> None:
     with pytest.raises(OptionError), emit.locked(Path(name)):
         pass
 

@@ -53,10 +53,10 @@ def build(hub: str, home: Path, *more: str) -> subprocess.CompletedProcess[str]:
 
 
 class Fetching:
-    """`fetch` in this process; `told` is what it said."""
+    """`fetch` in this process; `output` is what it said."""
 
     def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._patch, self.told = monkeypatch, ""
+        self._patch, self.output = monkeypatch, ""
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
@@ -70,7 +70,7 @@ class Fetching:
         try:
             return fetch(name, Progress(stream), read_description, engine)
         finally:
-            self.told = stream.getvalue()
+            self.output = stream.getvalue()
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_what_is_here_is_not_fetched_again(hub: Hub, fetching: Fetching) -> None
     assert next(folder.glob("*.safetensors")).is_file()
     before = len(hub.ranges)
     assert fetching(hub.url) == folder and len(hub.ranges) == before
-    assert ", 0.00 GiB of them to fetch" in fetching.told
+    assert ", 0.00 GiB of them to fetch" in fetching.output
 
 
 def test_a_download_that_breaks_off_is_gone_on_with(hub: Hub, fetching: Fetching) -> None:
@@ -107,7 +107,7 @@ def test_a_download_that_breaks_off_is_gone_on_with(hub: Hub, fetching: Fetching
 def test_other_bytes_than_the_hub_names_are_refused(
     hub: Hub, files: Path, fetching: Fetching
 ) -> None:
-    hub.lie = next(p.name for p in files.glob("*.safetensors"))
+    hub.altered = next(p.name for p in files.glob("*.safetensors"))
     with pytest.raises(CheckpointError, match="has not the bytes that the hub names"):
         fetching(hub.url)
 
@@ -128,7 +128,7 @@ def test_what_the_hub_refuses_is_said_with_what_to_do(hub: Hub, fetching: Fetchi
 
 def test_what_was_fetched_is_there_without_the_hub(hub: Hub, fetching: Fetching) -> None:
     folder = fetching(hub.url)
-    assert fetching(AWAY) == folder and "as it was fetched before" in fetching.told
+    assert fetching(AWAY) == folder and "as it was fetched before" in fetching.output
     assert fetching(AWAY, f"{NAME}@{COMMIT[:8]}") == folder
     for other in (f"{NAME}@v9", "Qwen/Other"):
         with pytest.raises(CheckpointError, match="could not be fetched"):
@@ -246,7 +246,7 @@ def test_only_a_hub_that_is_not_reached_is_done_without(
             fetching(hub.url)
     else:
         fetching(hub.url)
-        assert "as it was fetched before" in fetching.told
+        assert "as it was fetched before" in fetching.output
 
 
 def test_what_cannot_be_built_is_reported_before_the_weights_come(
@@ -294,10 +294,10 @@ def test_a_disk_that_is_too_small_is_reported_before_the_weights_come(
     assert not [name for name, _ in hub.ranges if name.endswith(".safetensors")]
     usage.free = 3 * weights // 2  # of these files alone: the weights are nearly all of them
     fetching(hub.url, engine=tmp_path / "engines" / "one")
-    assert "may not fit into the" in fetching.told and "to be fetched and an" in fetching.told
-    assert fetching.told.index("may not fit") < fetching.told.index("verifying")
+    assert "may not fit into the" in fetching.output and "to be fetched and an" in fetching.output
+    assert fetching.output.index("may not fit") < fetching.output.index("verifying")
     fetching(hub.url, engine=tmp_path / "engines" / "one")
-    assert "warning" not in fetching.told, "nothing is left to fetch"
+    assert "warning" not in fetching.output, "nothing is left to fetch"
 
 
 def test_what_may_be_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

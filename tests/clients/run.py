@@ -48,8 +48,8 @@ def clients() -> dict[str, list[str]]:
 def install(name: str, packages: list[str]) -> Path:
     """The interpreter of a client's environment, which is made where its packages changed."""
     folder = VENVS / name
-    python, told = folder / "bin" / "python", folder / "packages.json"
-    if told.exists() and json.loads(told.read_text()) == packages:
+    python, record = folder / "bin" / "python", folder / "packages.json"
+    if record.exists() and json.loads(record.read_text()) == packages:
         return python
     tool = VENVS / "uv"
     if not (tool / "bin" / "uv").exists():
@@ -59,7 +59,7 @@ def install(name: str, packages: list[str]) -> Path:
     uv = str(tool / "bin" / "uv")
     subprocess.run([uv, "venv", "-q", "--clear", "-p", sys.executable, folder], check=True)
     subprocess.run([uv, "pip", "install", "-q", "-p", python, *packages], check=True)
-    told.write_text(json.dumps(packages))
+    record.write_text(json.dumps(packages))
     return python
 
 

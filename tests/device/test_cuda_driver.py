@@ -47,7 +47,9 @@ def test_an_integrated_gpu_has_what_the_host_has(monkeypatch: pytest.MonkeyPatch
     assert device.Gpu().free_bytes == LITTLE
 
 
-def test_a_gpu_of_its_own_memory_has_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_with_separate_memory_has_what_the_driver_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     use(monkeypatch, FakeDriver(LITTLE))
     assert device.Gpu().free_bytes == LITTLE
     use(monkeypatch, FakeDriver(LITTLE, INTEGRATED=1), available=None)

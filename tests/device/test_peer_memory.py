@@ -52,10 +52,10 @@ def test_every_ranks_region_is_known_and_closed_again(driver: Driver) -> None:
     gpu = Gpu()
     gpu.upload = lambda address, array: uploaded.append(array.tolist())  # type: ignore[method-assign]
     resources = DeviceResources(gpu)
-    told: list[bytes] = []
+    handles: list[bytes] = []
 
     def gather(handle: bytes) -> list[bytes]:
-        told.append(handle)
+        handles.append(handle)
         assert any(call[0] == "cuStreamSynchronize" for call in driver.asked), "zeros come first"
         others = [(70).to_bytes(8, "little") * 8, handle, (90).to_bytes(8, "little") * 8]
         return others
@@ -69,7 +69,7 @@ def test_every_ranks_region_is_known_and_closed_again(driver: Driver) -> None:
     sizes = [call[1] for call in driver.asked if call[0] == "cuMemAlloc"]
     assert sizes == [2 * GRANULE, 24]
     assert memory.addresses == (1070, memory.own, 1090) and uploaded == [[*memory.addresses]]
-    assert int.from_bytes(told[0][:8], "little") == memory.own
+    assert int.from_bytes(handles[0][:8], "little") == memory.own
     assert driver.held["cuIpcOpenMemHandle"] == 2 and held == []
     resources.close()
     assert held == [(0, 1)], "others may still have what is freed here, or it was freed before"

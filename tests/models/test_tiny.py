@@ -271,8 +271,8 @@ def test_the_generator_is_wide_and_fixed_by_its_seed() -> None:
 @pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.name)
 def test_every_plot_is_well_formed(plot: Any) -> None:
     scene = set_scene(plot, random.Random(1))
-    ways = [phrasings(beat, scene.slots) for beat in ("{open} " + plot.beats[0], *plot.beats[1:])]
-    assert sum(count >= 8 for count in ways) >= 3 and min(ways) >= 3
+    counts = [phrasings(beat, scene.slots) for beat in ("{open} " + plot.beats[0], *plot.beats[1:])]
+    assert sum(count >= 8 for count in counts) >= 3 and min(counts) >= 3
     for seed in range(10):
         story = tell(random.Random(seed), plot)
         parts = [story.text, story.summary, *itertools.chain(*story.asks)]

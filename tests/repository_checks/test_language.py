@@ -1,8 +1,9 @@
-"""Prose is plain technical English: words that a reader may misread are banned.
+"""Prose and identifiers are plain technical English: words that a reader may misread are banned.
 
 Prose is: docstrings, comments and string literals with a space of *.py; comments of CUDA, JS, CSS,
 HTML and TOML files, and the `why` of a mutant; Makefile and *.sh; *.md without code and quotations.
-Code in backquotes is not read. `python -m tests.repository_checks.test_language FOLDER...` prints
+Code in backquotes is not read. Identifiers are those of Python, CUDA and JS, split at underscores
+and capitals. `python -m tests.repository_checks.test_language FOLDER...` prints
 every place.
 """
 
@@ -54,6 +55,9 @@ _PERSON = re.compile(
 )
 _EACH = (rf"{words}(?!\w)".replace(" ", r"\s+") for words, _ in BANNED)
 _WORDS = re.compile(rf"\b(?:{'|'.join(_EACH)})", re.I)
+
+_NAME = re.compile(r"\b[A-Za-z_]\w*")
+_NAME_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 _SPAN = re.compile(r"`+[^`]+`+")
 _SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s)|\Z)", re.S)
@@ -161,6 +165,21 @@ def _places(path: Path) -> list[tuple[int, str]]:
     return sorted((first + line, words) for first, text in blocks for line, words in _banned(text))
 
 
+def _names(text: str, suffix: str) -> Iterator[Block]:
+    """(line, identifier) of each banned identifier of a source, once a line."""
+    if suffix == ".py":
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        found = [(t.start[0], t.string) for t in tokens if t.type == tokenize.NAME]
+    else:
+        code = _STARS.sub(lambda match: "\n" * match[0].count("\n"), text)
+        lines = enumerate(_SLASHES.sub("", code).split("\n"), 1)
+        found = [(at, name) for at, line in lines for name in _NAME.findall(line)]
+    for at, name in sorted(set(found)):
+        words = " ".join(_NAME_WORDS.findall(name))
+        if _WORDS.search(words) or _WHO.search(words):
+            yield at, name
+
+
 def _folder(path: Path) -> str:
     return path.parts[0] if len(path.parts) > 1 else "."
 
@@ -170,6 +189,22 @@ def test_no_word_is_banned(folder: str) -> None:
     paths = [path for path in SOURCES if _folder(path) == folder]
     found = [f"{path}:{line}: {words!r}" for path in paths for line, words in _places(path)]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("suffix", [".py", ".cu", ".cuh", ".js"])
+def test_no_identifier_has_a_banned_word(suffix: str) -> None:
+    paths = [path for path in SOURCES if path.suffix == suffix]
+    texts = [(path, (ROOT / path).read_text()) for path in paths]
+    found = [f"{path}:{at}: {name}" for path, text in texts for at, name in _names(text, suffix)]
+    assert not found, "\n".join(found)
+
+
+def test_identifiers_are_split_at_underscores_and_capitals() -> None:
+    code = "whoRuns = 1\nROOMS, x.goes_on, roomy = HTTPHouse, f'told', 'told'  # told\n"
+    found = [(1, "whoRuns"), (2, "HTTPHouse"), (2, "ROOMS"), (2, "goes_on")]
+    assert list(_names(code, ".py")) == found
+    code = "int way_of; // told\n/* told\n*/ float lies;"
+    assert list(_names(code, ".cu")) == [(1, "way_of"), (3, "lies")]
 
 
 def test_the_reader_sees_prose_only(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def compare(events: list[list[Event]], solo: list[OpenProgress], exact: bool) ->
         else:
             assert [t[0] for t in mine] == [t[0] for t in theirs]
             assert [t[3] for t in mine] == [t[3] for t in theirs]
-            logprobs = [[t[1] for t in told if t[0] is not None] for told in (mine, theirs)]
+            logprobs = [[t[1] for t in reported if t[0] is not None] for reported in (mine, theirs)]
             np.testing.assert_allclose(*logprobs, atol=1e-3)
 
 

@@ -70,7 +70,7 @@ class Books:
 
     def __init__(self) -> None:
         self.lives: dict[int, Life] = {}
-        self.kin = 0  # processes at the first quiet point
+        self.descendants = 0  # processes at the first quiet point
 
     def begin(self, server: int, engine: int | None) -> None:
         """Processes that may be new."""
@@ -93,10 +93,10 @@ class Books:
             known = max([life.descriptors[0], *(n for one in earlier for n in one.descriptors)])
             if now > known + DESCRIPTORS:
                 wrong.append(f"the {life.name} has {now} descriptors open, and had {known}")
-        kin = len(family(server))
-        self.kin = self.kin or kin
-        if kin > self.kin + PROCESSES:
-            wrong.append(f"the server has {kin} processes, and had {self.kin}")
+        descendants = len(family(server))
+        self.descendants = self.descendants or descendants
+        if descendants > self.descendants + PROCESSES:
+            wrong.append(f"the server has {descendants} processes, and had {self.descendants}")
         return wrong
 
     def line(self) -> str:

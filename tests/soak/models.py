@@ -52,7 +52,7 @@ class Soak:
         self.port, self.log = free_port(), folder / "log"
         self.wrong, self.ended = list[str](), Counter[str]()
         self.answers = dict[str, str]()
-        self.killed, self.mending = 0.0, False
+        self.killed, self.repairing = 0.0, False
         self.random = random.Random(1)
         self.damaged = folder / "damaged"
 
@@ -189,7 +189,7 @@ class Soak:
     async def _kill(self, server: int) -> None:
         while True:
             await asyncio.sleep(KILL_S * (0.5 + self.random.random()))
-            for pid in self._engines(server) if not self.mending else ():
+            for pid in self._engines(server) if not self.repairing else ():
                 self.killed = time.monotonic()
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -204,9 +204,9 @@ class Soak:
             await self._ends("damaged 503 model_not_loaded")
             await asyncio.sleep(DAMAGE_S)
             aside.rename(file)
-            self.mending = True
+            self.repairing = True
             await self._ends("damaged")
-            self.mending = False
+            self.repairing = False
             self.ended["repair"] += 1
 
     async def _ends(self, how: str) -> None:

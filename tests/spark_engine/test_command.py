@@ -156,8 +156,8 @@ def test_a_stage_of_pieces_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         for second in (1.0, 7.0, 8.0, 9.5):
             now[0] = second
             step()
-    told = ["op level, nodes", "op level, nodes: 50 %", "op level, nodes: 4 of 4 in 9.5 s"]
-    assert stream.getvalue().splitlines() == told
+    expected = ["op level, nodes", "op level, nodes: 50 %", "op level, nodes: 4 of 4 in 9.5 s"]
+    assert stream.getvalue().splitlines() == expected
     with Progress(stream) as shown, pytest.raises(KeyError), shown.track("it", 2):
         raise KeyError
     assert stream.getvalue().splitlines()[3:] == ["it"]

@@ -66,9 +66,9 @@ DEVICE void emit_fp8_block(const float (&y)[8], i64 row, int column, u8* q, floa
 }
 #if QUANT == 4
 // The scale of a row of which a thread has COUNT times eight columns: its largest, once rounded to
-// bf16, / 448. `room`: a float a warp; the caller synchronises before it uses them again.
+// bf16, / 448. `warp_max`: a float a warp; the caller synchronises before it uses them again.
 template <int N_THREADS, int COUNT>
-DEVICE float token_scale(const float (&y)[COUNT][8], float* room) {
+DEVICE float token_scale(const float (&y)[COUNT][8], float* warp_max) {
   float top = 0.0f;
 #pragma unroll
   for (int v = 0; v < COUNT; v++) {
@@ -77,20 +77,20 @@ DEVICE float token_scale(const float (&y)[COUNT][8], float* room) {
     top = fmaxf(top, largest(rounded));
   }
   top = lanes_max<32>(top);
-  __syncthreads();  // `room` may hold what is still read
-  if (lane_id() == 0) room[threadIdx.x / 32] = top;
+  __syncthreads();  // `warp_max` may hold what is still read
+  if (lane_id() == 0) warp_max[threadIdx.x / 32] = top;
   __syncthreads();
 #pragma unroll
-  for (int w = 0; w < N_THREADS / 32; w++) top = fmaxf(top, room[w]);
+  for (int w = 0; w < N_THREADS / 32; w++) top = fmaxf(top, warp_max[w]);
   return top == 0.0f ? 1.0f : top / 448.0f;
 }
 // Of y · root · w, which y becomes.
 template <int N_THREADS, int COUNT>
 DEVICE float normed_scale(float (&y)[COUNT][8], float root, const float (&w)[COUNT][8],
-                          float* room) {
+                          float* warp_max) {
 #pragma unroll
   for (int i = 0; i < COUNT * 8; i++) y[i / 8][i % 8] *= root * w[i / 8][i % 8];
-  return token_scale<N_THREADS>(y, room);
+  return token_scale<N_THREADS>(y, warp_max);
 }
 #endif
 DEVICE void emit_nvfp4(const float (&y)[8], i64 at, float input_scale, u8* q, u8* s, bool live) {

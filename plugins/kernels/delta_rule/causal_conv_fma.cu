@@ -88,7 +88,7 @@ DEVICE void keep_last(act* state, const act* tokens, int x_width, int start, int
 struct Begin {
   const act *tokens, *state;
   int x_width, channels, start;
-  bool goes_on;
+  bool continues;
   act4 old[TAPS - 1];
 };
 // The state behind `end` of the tokens from the tile's first on.
@@ -98,7 +98,7 @@ DEVICE void leave(act* kept, const Begin& b, int end) {
   for (int t = end - KEPT; t < end; t++) {
     const int place = (u32)(b.start + t + KEPT) % KEPT;
     act4 column{};
-    if (b.goes_on || t >= 0) column = columns(b.tokens + (i64)t * b.x_width);
+    if (b.continues || t >= 0) column = columns(b.tokens + (i64)t * b.x_width);
     else if (b.start > 0) column = *(const act4*)(b.state + (i64)place * b.channels);
     *(act4*)(kept + (i64)place * b.channels) = column;
   }
@@ -126,17 +126,17 @@ extern "C" __global__ void __launch_bounds__(128, BLOCKS)
   launch_dependents();
   if (channel >= channels) return;
   const int slot = slots[row], count = slot < 0 ? 0 : counts[row];
-  const bool goes_on = TILE > 1 && row > 0 && slot >= 0 && slots[row - 1] == slot;
+  const bool continues = TILE > 1 && row > 0 && slot >= 0 && slots[row - 1] == slot;
   const bool fresh = slot < 0 || starts[row] == 0;
   const act* tokens = x + (i64)row * TILE * x_width + channel;
-  const int source = PREFILL && !goes_on && !fresh ? sources[row] : slot;
+  const int source = PREFILL && !continues && !fresh ? sources[row] : slot;
   auto at = [&](int state) { return (i64)state * KEPT * channels + channel; };
 
-  Begin begin{tokens, state_in + at(source), x_width, channels, starts[row], goes_on};
+  Begin begin{tokens, state_in + at(source), x_width, channels, starts[row], continues};
   act4(&old)[TAPS - 1] = begin.old;
 #pragma unroll
   for (int j = 0; j < TAPS - 1; j++) {
-    if (goes_on) old[j] = columns(tokens + (i64)(j - TAPS + 1) * x_width);
+    if (continues) old[j] = columns(tokens + (i64)(j - TAPS + 1) * x_width);
     else old[j] = fresh ? act4{} : column_before(begin.state, starts[row], j, channels);
   }
   act4 window[TAPS];
@@ -183,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(128, BLOCKS)
 
   if (first > 0 || slot < 0) return;
   if (PREFILL && saves[row] >= 0) leave(state_out + at(saves[row]), begin, count);
-  if (goes_on) return;
+  if (continues) return;
   int last = row;
   while (TILE > 1 && last + 1 < rows && slots[last + 1] == slot) last++;
   const int end = (last - row) * TILE + counts[last];  // tokens of the sequence in this launch

@@ -167,10 +167,12 @@ def plan(node: Node, shape: HeadBlocks) -> Plan:
 
 
 def _macros(p: Problem, shape: HeadBlocks, node: Node) -> dict[str, int]:
-    room = (node.target.shared_bytes + RESERVED) // (p.shared(shape) + RESERVED)
+    resident = (node.target.shared_bytes + RESERVED) // (p.shared(shape) + RESERVED)
     return {
         "ACT_F32": p.single,
-        "BLOCKS": max(1, min(shape.blocks, room, ROUND_BLOCKS[shape.warps] if p.drafts else room)),
+        "BLOCKS": max(
+            1, min(shape.blocks, resident, ROUND_BLOCKS[shape.warps] if p.drafts else resident)
+        ),
         "COPIES": p.copies,
         "DRAFTS": p.drafts,
         "FUSED": p.fused,

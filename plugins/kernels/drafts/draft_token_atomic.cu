@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 const int* counts, int* token, int* next_starts, int* drafts, u64* best,
                 int* arrived) {
 #endif
-  __shared__ u64 room[THREADS / 32];
+  __shared__ u64 warp_best[THREADS / 32];
   const int row = blockIdx.y, first = (blockIdx.x * LOADS * THREADS + threadIdx.x) * 4;
 #if SHORTLIST
   int4 ids[LOADS];  // no launch writes them
@@ -82,11 +82,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #endif
   }
   mine = warp_greatest(mine);
-  if (lane_id() == 0) room[threadIdx.x / 32] = mine;
+  if (lane_id() == 0) warp_best[threadIdx.x / 32] = mine;
   __syncthreads();
   if (threadIdx.x > 0) return;
 #pragma unroll
-  for (int w = 1; w < THREADS / 32; ++w) mine = greater(mine, room[w]);
+  for (int w = 1; w < THREADS / 32; ++w) mine = greater(mine, warp_best[w]);
   atomicMax((unsigned long long*)best + row, mine);
   if (count_up(arrived + row) < (int)gridDim.x - 1) return;
   mine = atomicExch((unsigned long long*)best + row, 0ull);

@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     match_drafts(const int* pages, const int* table, const int* last, const int* slots,
                  const int* starts, const int* counts, int* matched, int* drafts, u64* best,
                  int* arrived) {
-  __shared__ u64 room[THREADS / 32];
+  __shared__ u64 warp_best[THREADS / 32];
   __shared__ int key[MOST];  // the end of the text, the last token first
   wait_for_previous();
   launch_dependents();
@@ -61,11 +61,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 #pragma unroll
   for (int d = 16; d; d >>= 1) mine = greater(mine, __shfl_xor_sync(~0u, mine, d));
-  if (lane_id() == 0) room[threadIdx.x / 32] = mine;
+  if (lane_id() == 0) warp_best[threadIdx.x / 32] = mine;
   __syncthreads();
   if (threadIdx.x > 0) return;
 #pragma unroll
-  for (int w = 1; w < THREADS / 32; ++w) mine = greater(mine, room[w]);
+  for (int w = 1; w < THREADS / 32; ++w) mine = greater(mine, warp_best[w]);
   if (mine) atomicMax((unsigned long long*)best + row, mine);
   if (count_up(arrived + row) < (int)gridDim.x - 1) return;
   mine = atomicExch((unsigned long long*)best + row, 0ull);

@@ -20,7 +20,7 @@ DEVICE void load_weight(const float* weight, int column, float (&w)[8]) {
 extern "C" __global__ void __launch_bounds__(THREADS)
     mtp_input(const int* ids, const u16* hidden, const u16* weight, const float* norm_e,
               const float* norm_h, const u16* images, u16* y) {
-  __shared__ float room[THREADS / 32];
+  __shared__ float warp_sums[THREADS / 32];
   const int token = blockIdx.y;
   const bool embeds = blockIdx.x == 0;
   const float* norm = embeds ? norm_e : norm_h;
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int i = 0; i < 8; i++) squares += x[v][i] * x[v][i];
   }
-  const float root = rsqrtf(block_sum<THREADS>(squares, room) / H + (float)(EPS));
+  const float root = rsqrtf(block_sum<THREADS>(squares, warp_sums) / H + (float)(EPS));
   u16* to = y + (i64)token * 2 * H + (embeds ? 0 : H);
 #pragma unroll
   for (int v = 0; v < VECS; v++) {

@@ -41,17 +41,17 @@ DEVICE void store(void* out, int n0, int m0, int m, int n, const float (&s)[4]) 
 
 // The sum of all warps' sums, in warp 0: upper half onto lower half.
 DEVICE void add_warps(float (&sums)[SUMS]) {
-  __shared__ float room[WARPS / 2][SUMS][32];
+  __shared__ float partial[WARPS / 2][SUMS][32];
   const int warp = threadIdx.x / 32, lane = lane_id();
 #pragma unroll
   for (int half = WARPS / 2; half; half /= 2) {
     if (warp >= half && warp < 2 * half)
 #pragma unroll
-      for (int i = 0; i < SUMS; ++i) room[warp - half][i][lane] = sums[i];
+      for (int i = 0; i < SUMS; ++i) partial[warp - half][i][lane] = sums[i];
     __syncthreads();
     if (warp < half)
 #pragma unroll
-      for (int i = 0; i < SUMS; ++i) sums[i] += room[warp][i][lane];
+      for (int i = 0; i < SUMS; ++i) sums[i] += partial[warp][i][lane];
     __syncthreads();
   }
 }

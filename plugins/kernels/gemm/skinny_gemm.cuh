@@ -207,14 +207,14 @@ struct Epilogue {
   DEVICE int item(int i) const { return i * WARPS + threadIdx.x / 32; }
   DEVICE bool there(int i) const { return item(i) / NJ < count; }
 
-  // The sums of the warps, which are in `room`.
-  DEVICE void add_warps(const u8* room) {
+  // The sums of the warps, which are in `partial`.
+  DEVICE void add_warps(const u8* partial) {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       if (!there(i)) continue;
       const int m16 = item(i) / NJ;
       const u8* from =
-          room + m16 / WARP_TILES * RING + (m16 % WARP_TILES * NJ + item(i) % NJ) * 512;
+          partial + m16 / WARP_TILES * RING + (m16 % WARP_TILES * NJ + item(i) % NJ) * 512;
       sums[i] = make_float4(0, 0, 0, 0);
 #pragma unroll
       for (int k0 = 0; k0 < WK; k0 += 8) {

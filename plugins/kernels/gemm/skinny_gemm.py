@@ -17,7 +17,7 @@ _HELD = 9  # m16 tiles of which a warp holds the sums
 _CHUNK = 5  # m16 tiles of a stage
 _BUSY = 65536  # bytes of rings
 _FIXED = 2048  # shared memory of the barriers and what the system keeps
-_BESIDE = 8192  # what a block that begins early leaves to small ones that run with it
+_SMALL_BLOCKS = 8192  # what a block that begins early leaves to small ones that run with it
 _DECODED = (
     16e-9  # seconds in which a multiprocessor decodes a k-slab of an NVFP4 m16 tile, as on an H200
 )
@@ -92,8 +92,8 @@ def fill(config: SkinnyConfig, problem: Problem, form: StreamKForm, target: Targ
 
     None suits where `stages` comes back as 0.
     """
-    room = _room(config, problem, form, target)
-    m16_tiles = room // config.warps // form.m16_slab_bytes
+    usable = _usable_bytes(config, problem, form, target)
+    m16_tiles = usable // config.warps // form.m16_slab_bytes
     for chunks in range(1, config.held + 1):
         chunk = -(-config.held // chunks)
         stage = chunk * form.m16_slab_bytes
@@ -109,15 +109,17 @@ def deepened(
 ) -> SkinnyConfig:
     """With rings as deep as shared memory and the block's share of k allow, for a launch that
     begins long before its activations are there. They change no order."""
-    room = _room(config, problem, form, target)
+    usable = _usable_bytes(config, problem, form, target)
     stage = config.chunk * form.m16_slab_bytes
     slabs = -(-problem.k // form.slab)
     turns = -(-slabs // (config.splits * config.wk))
-    most = min((room - _BESIDE) // (config.warps * stage), turns * -(-config.held // config.chunk))
+    most = min(
+        (usable - _SMALL_BLOCKS) // (config.warps * stage), turns * -(-config.held // config.chunk)
+    )
     return replace(config, stages=max(config.stages, most))
 
 
-def _room(config: SkinnyConfig, problem: Problem, form: StreamKForm, target: Target) -> int:
+def _usable_bytes(config: SkinnyConfig, problem: Problem, form: StreamKForm, target: Target) -> int:
     """Shared memory that is left to the rings."""
     inputs = config.warps * _inputs(problem, form)
     return target.shared_bytes - config.static_bytes(problem) - inputs

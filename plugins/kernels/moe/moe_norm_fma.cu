@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)  // else ptxas saves re
     moe_norm(const int* ids, const float* weights, const float* parts, const u16* residual,
              const float* norm_weight, const float* scales, uint4* __restrict__ sum,
              QUANT_OUTPUTS) {
-  __shared__ float room[THREADS / 32], share[K1];
+  __shared__ float scratch[THREADS / 32], share[K1];
   __shared__ int order[K1];
   const i64 row = blockIdx.x;
   sort_experts(ids + row * K1, weights + row * K1, order, share);
@@ -84,9 +84,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)  // else ptxas saves re
 #pragma unroll
     for (int i = 0; i < 8; i++) squares += y[v][i] * y[v][i];
   }
-  const float root = rsqrtf(block_sum<THREADS>(squares, room) / K + (float)(EPS));
+  const float root = rsqrtf(block_sum<THREADS>(squares, scratch) / K + (float)(EPS));
 #if QUANT == 4
-  const float token = normed_scale<THREADS>(y, root, w, room);
+  const float token = normed_scale<THREADS>(y, root, w, scratch);
   scales = &token;
 #endif
 #pragma unroll

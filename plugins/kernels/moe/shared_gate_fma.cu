@@ -7,7 +7,7 @@
 extern "C" __global__ void __launch_bounds__(THREADS)
     shared_gate(const uint4* routed, const uint4* shared, const uint4* x, const void* w,
                 uint4* __restrict__ y) {
-  __shared__ float room[THREADS / 32];
+  __shared__ float warp_sums[THREADS / 32];
   const i64 row = blockIdx.x;
   wait_for_previous();
   launch_dependents();
@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int i = 0; i < 8; i++) dot = fmaf(a[i], b[i], dot);
   }
-  const float gate = sigmoid(block_sum<THREADS>(dot, room));
+  const float gate = sigmoid(block_sum<THREADS>(dot, warp_sums));
 #pragma unroll
   for (int v = 0; v < VECS; v++) {
     const int at = v * THREADS + threadIdx.x;

@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     act_quant(const u16* x, const u16* qkv, const float* scales, QUANT_OUTPUTS) {
   const i64 row = blockIdx.y;
 #if QUANT == 4
-  __shared__ float room[THREADS / 32];
+  __shared__ float warp_max[THREADS / 32];
   float y[VECS][8] = {};
   wait_and_let_next_begin();
 #pragma unroll
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       ACTIVATE(y[v], column)
     }
   }
-  const float token = token_scale<THREADS>(y, room);
+  const float token = token_scale<THREADS>(y, warp_max);
 #pragma unroll
   for (int v = 0; v < VECS; v++) {
     const int column = (v * THREADS + threadIdx.x) * 8;

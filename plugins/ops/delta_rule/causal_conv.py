@@ -201,9 +201,9 @@ def _inputs(
     dtype: DType = DType.F32,
     drafts: int = 0,
     tiles: Tiles | None = None,
-    beside: int = 7,
+    padding: int = 7,
 ) -> Inputs:
-    channels, extra, units = 40, beside, 9
+    channels, extra, units = 40, padding, 9
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
         x = np.full((len(slots), tile, channels + extra), np.nan)
@@ -240,9 +240,9 @@ def _case(
     drafts: int = 0,
     sources: tuple[tuple[int, int], ...] = (),
     saves: tuple[tuple[int, int], ...] = (),
-    beside: int = 7,
+    padding: int = 7,
 ) -> Case:
-    """`beside`: columns of x behind the channels; with 8, rows begin at whole 8 bytes."""
+    """`padding`: columns of x behind the channels; with 8, rows begin at whole 8 bytes."""
 
     def ignore(outputs: tuple[Array, ...]) -> None:
         c = outputs[0].reshape(len(slots), tile, -1)
@@ -252,7 +252,7 @@ def _case(
         outputs[1][-1] = 0
 
     tiles = Tiles(slots, starts, dict(sources), dict(saves)) if tile == PREFILL_TILE else None
-    make = _inputs(slots, starts, counts, tile, taps, dtype, drafts, tiles, beside)
+    make = _inputs(slots, starts, counts, tile, taps, dtype, drafts, tiles, padding)
     attrs: Attrs = {"tile": tile, "drafts": drafts} if drafts else {"tile": tile}
     rtol, atol = (1e-5, 1e-6) if dtype is DType.F32 else (1e-2, 1e-2)
     return Case(label, attrs, make, rtol, atol, ignore=ignore)
@@ -283,7 +283,7 @@ CASES = (
     _case("begins elsewhere and saves", 64, *_FROM, **_SAVED),
     _case("two taps, begins elsewhere and saves", 64, *_FROM, taps=2, **_SAVED),
     _case("bf16, begins elsewhere and saves", 64, *_FROM, dtype=DType.BF16, **_SAVED),
-    _case("bf16, rows at whole 8 bytes", 64, *_FROM, dtype=DType.BF16, beside=8, **_SAVED),
+    _case("bf16, rows at whole 8 bytes", 64, *_FROM, dtype=DType.BF16, padding=8, **_SAVED),
     _case("drafts, begins elsewhere", 64, *_FROM, drafts=3, sources=_SAVED["sources"]),
     _case("drafts, saves", 64, *_FROM, drafts=7, saves=_SAVED["saves"]),
     _case("drafts, begins elsewhere and saves", 64, *_FROM, drafts=3, **_SAVED),

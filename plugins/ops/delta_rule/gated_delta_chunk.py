@@ -66,10 +66,10 @@ def _chunk_terms(
     )
 
 
-def _tile_step(f: Text, carry: str, goes_on: str, old: str, *terms: str) -> tuple[str, str, str]:
+def _tile_step(f: Text, carry: str, continues: str, old: str, *terms: str) -> tuple[str, str, str]:
     """One tile of every head: (state to carry, O, the same state), states as Sᵀ [Hv, Dk, Dv]."""
     u, w, scores, queries, keys_t, decay = terms
-    state = f("Where", goes_on, carry, old)
+    state = f("Where", continues, carry, old)
     values = f("Sub", u, f("MatMul", w, state))
     o = f("Add", f("MatMul", queries, state), f("MatMul", scores, values))
     new = f("Add", f("Mul", state, decay), f("MatMul", keys_t, values))

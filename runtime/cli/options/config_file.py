@@ -29,7 +29,7 @@ def option(program: str, rows: Sequence[Option], help: str) -> Callable[[F], F]:
     """The decorator of `--config` for the command `program`: the file's values of `rows` become the
     defaults of the command's options."""
 
-    def told(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    def set_defaults(context: click.Context, _: click.Parameter, path: Path | None) -> None:
         if path is not None:
             with command(program):
                 context.default_map = read(path, rows)
@@ -40,7 +40,7 @@ def option(program: str, rows: Sequence[Option], help: str) -> Callable[[F], F]:
         metavar="FILE",
         is_eager=True,
         expose_value=False,
-        callback=told,
+        callback=set_defaults,
         help=help,
     )
 

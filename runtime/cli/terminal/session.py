@@ -17,7 +17,7 @@ from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, capacity
 from spark_engine.runtime.engine.trace import ENGINE, trace_of
 from spark_engine.runtime.server.api.answers import FINISH, usage
-from spark_engine.runtime.server.api.common import Body, Defaults, check, room_after, sampling
+from spark_engine.runtime.server.api.common import Body, Defaults, capacity_after, check, sampling
 from spark_engine.runtime.server.engine_client import engine_folder
 from spark_engine.runtime.server.engine_client.ipc import Stats, summarise
 from spark_engine.runtime.server.prompts.conversation import ChatOptions, ChatReader
@@ -193,9 +193,9 @@ class Session:
         """
         check(body)
         info, eos = self.info, self.info.eos_token_ids
-        room = room_after(prompt, info.limits)
+        available = capacity_after(prompt, info.limits)
         body.return_draft_counts = True
-        params = sampling(body, Defaults.of(info.generation), room, logprobs)
+        params = sampling(body, Defaults.of(info.generation), available, logprobs)
         thinking = self._reader.opens_thought(prompt)
         bound = self._reader.bound(thinking, body)
         marks = self._turns.marks(prompt)

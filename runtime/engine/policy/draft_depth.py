@@ -152,13 +152,13 @@ class DraftDepth:
         gains = np.ones((len(slots), self.most + 1))
         gains[:, 1:] = rates
         gains = gains.cumprod(axis=1).cumsum(axis=1)  # tokens of a row with 0, 1, … drafts
-        room = np.array([r.limit - r.launched for r in requests])
+        remaining = np.array([r.limit - r.launched for r in requests])
         own = np.array([r.drafts for r in requests])
         held = np.where(source == TEXT, self.most, [r.held_drafts for r in requests])
         if self._headless:
             own = np.where(source == TEXT, own, 0)
-        later = np.minimum(own, np.maximum(room - 3, 0))  # after at least one more token
-        now = np.minimum(np.minimum(own, room - 2), held)
+        later = np.minimum(own, np.maximum(remaining - 3, 0))  # after at least one more token
+        now = np.minimum(np.minimum(own, remaining - 2), held)
         used = np.minimum(np.stack((now, later))[:, :, None], self._depths)
         tokens = gains[np.arange(len(slots))[:, None], used].sum(axis=1)
         return tokens[0], tokens[1], int(later.max())

@@ -211,8 +211,8 @@ class PriorityLine:
             before = min(self._tiles_left(turn), (most + 1) // 2)
         if not (due and seq is turn):
             before += sum(left for left in launch.lefts if left <= seq.tiles)
-        under_way = sum(done > most for done in accumulate(launch.lefts))
-        if before >= most or (before + seq.tiles > most and under_way >= launch.open_most):
+        unfinished = sum(done > most for done in accumulate(launch.lefts))
+        if before >= most or (before + seq.tiles > most and unfinished >= launch.open_most):
             return None
         return seq
 

@@ -111,7 +111,9 @@ class Pacing:
         self._split = PrefillSplit(buckets, {})
         self._refresh()
 
-    def room(self, started: Sequence[Request], rows: int, more: int = 0, since: float = 0.0) -> int:
+    def most_tiles(
+        self, started: Sequence[Request], rows: int, more: int = 0, since: float = 0.0
+    ) -> int:
         """Most tiles of the next launch, next to a decode launch of `rows` rows (0: none).
 
         `started`: sequences with unfinished prefill; the rest as for `tiles`.

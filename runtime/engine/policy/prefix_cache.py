@@ -129,7 +129,7 @@ class PrefixCache:
         for index in range(node.end // self._size, len(names)):
             page, child = pages[index], node.children.get(names[index])
             if child is None:
-                if not self._make_room(self._page_bytes, score):
+                if not self._make_space(self._page_bytes, score):
                     break
                 if not node.alive and node.parent is not None:
                     break
@@ -178,7 +178,7 @@ class PrefixCache:
         own = self._page_bytes if after and not self._pages.keeps(page) else 0
         self._attach(state)  # so that its node is not evicted for it
         score = self._order.scores.of_state(state) + math.log(1 + lineage.waiters)
-        if not self._make_room(self._row_bytes + own, score, row=True):
+        if not self._make_space(self._row_bytes + own, score, row=True):
             self._detach(state)
             state.refuse()
             return None
@@ -285,7 +285,7 @@ class PrefixCache:
             self._roots.pop(node.name, None)
         self._order.add_leaf(node)
 
-    def _make_room(self, size: int, score: float, row: bool = False) -> bool:
+    def _make_space(self, size: int, score: float, row: bool = False) -> bool:
         """Evicts what has a lower score than `score` until `size` bytes, and a row, are free."""
         while self.used_bytes + size > self.budget or (row and not self._rows.free):
             leaf = self._order.pop_leaf() if self.used_bytes + size > self.budget else None

@@ -159,9 +159,9 @@ def check(body: Body) -> None:
 
 
 def sampling(
-    body: Body, defaults: Defaults, room: int, logprobs: int | None = None
+    body: Body, defaults: Defaults, available: int, logprobs: int | None = None
 ) -> SamplingParams:
-    """The parameters of one choice; `room` is how many tokens fit after the prompt.
+    """The parameters of one choice; `available` is how many tokens fit after the prompt.
 
     `logprobs` is used where the kind of body has no field for it.
 
@@ -170,7 +170,7 @@ def sampling(
     given = {k: either(getattr(body, k), defaults.values.get(k)) for k in GENERATION}
     most = body.most_tokens()
     least = body.min_tokens or 0
-    limit = room if most is None else min(most, room)
+    limit = available if most is None else min(most, available)
     if least > limit:
         words = f"min_tokens is {short(least)}; at most {limit} tokens can come"
         raise BadField(words, "min_tokens")
@@ -204,7 +204,7 @@ def scored(body: Body, params: SamplingParams, forced: int) -> SamplingParams:
     return replace(params, max_tokens=forced + most, logprobs=wanted)
 
 
-def room_after(prompt: Sequence[int], limits: Limits) -> int:
+def capacity_after(prompt: Sequence[int], limits: Limits) -> int:
     """Tokens that can follow the prompt. Raises BadField when none can."""
     most = capacity(limits)
     if not prompt:

@@ -82,7 +82,7 @@ def watchdog_for(folder: Path) -> float:
     return WATCHDOG_S if read_manifest(folder).executor == NATIVE else CPU_WATCHDOG_S
 
 
-def spell_cache(info: EngineInfo) -> str:
+def describe_cache(info: EngineInfo) -> str:
     if not info.cache_bytes:
         return ", without a prefix cache"
     states = f" with memory for {info.snapshots} states" if info.snapshots else ""
@@ -109,7 +109,7 @@ def _least_ms(manifest: Manifest, family: str) -> float:
     return min((b.cost_us for b in manifest.buckets if b.family == family), default=0.0) / 1e3
 
 
-def spell_drafts(asked: int | None, limits: Limits, fixed: bool = False) -> str:
+def describe_drafts(asked: int | None, limits: Limits, fixed: bool = False) -> str:
     """The drafts, to follow the engine's name in the log; empty without a draft head."""
     if not limits.drafts:
         return ""

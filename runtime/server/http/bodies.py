@@ -59,13 +59,9 @@ class ReceivedBody:
         return self._large > 0
 
     @property
-    def data(self) -> bytes:
-        """The whole body. Joining a large one takes time, at the first call."""
-        if len(self.parts) == 1 and isinstance(whole := self.parts[0], bytes):
-            return whole
-        whole = b"".join(self.parts)
-        self.parts = [whole]
-        return whole
+    def size(self) -> int:
+        """Bytes of it that are held."""
+        return sum(map(len, self.parts))
 
     def add(self, part: bytes) -> None:
         if self.parts and len(self.parts[-1]) < PART:

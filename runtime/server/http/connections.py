@@ -305,6 +305,6 @@ def raise_descriptor_limit() -> int:
     return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
-def room_for_connections(limit: int, kinds: int = 1) -> int:
+def connection_capacity(limit: int, kinds: int = 1) -> int:
     """The connections of each of `kinds` that `limit` descriptors allow; at least one."""
     return max(1, (limit - len(os.listdir("/proc/self/fd")) - SPARE) // kinds)

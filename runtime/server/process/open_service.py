@@ -102,9 +102,9 @@ def shorten(info: EngineInfo, most: int | None) -> EngineInfo:
     """
     if most is None:
         return info
-    room = capacity(info.limits)
-    if not 2 <= most <= room:
-        words = f"--max-model-len is {most}; a request of this engine reaches 2 to {room} tokens"
+    longest = capacity(info.limits)
+    if not 2 <= most <= longest:
+        words = f"--max-model-len is {most}; a request of this engine reaches 2 to {longest} tokens"
         raise OptionError(words)
     return msgspec.structs.replace(info, limits=replace(info.limits, max_context=most))
 

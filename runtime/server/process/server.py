@@ -24,8 +24,8 @@ from spark_engine.runtime.server.http.app import create_app
 from spark_engine.runtime.server.http.connections import (
     Connection,
     Connections,
+    connection_capacity,
     raise_descriptor_limit,
-    room_for_connections,
 )
 from spark_engine.runtime.server.http.endpoints import Endpoints
 from spark_engine.runtime.server.http.guard import guard_of, is_loopback
@@ -115,8 +115,10 @@ async def _serve(
             if manifest is not None and not models.several:
                 for words in engine_folder.unmet(options.engine, service.info, manifest):
                     log.warning(words)
-        room = _most_connections(options, descriptors)
-        connections = Connections(room, options.read_timeout_s, refused=metrics.turned_away)
+        connection_limit = _most_connections(options, descriptors)
+        connections = Connections(
+            connection_limit, options.read_timeout_s, refused=metrics.turned_away
+        )
         name = ", ".join(_spelled(service, options) for service in models.services)
         logged = options.access_log, options.access_log_all
         async with lifecycle.listeners(*logged, options.traces, models.first.names[0]) as callbacks:
@@ -142,16 +144,16 @@ def _spelled(service: Service, options: ServerOptions) -> str:
     name, info, engine = service.names[0], service.info, options.engine
     if (state := service.client.state) is not None:
         return f"{name} ({state})"
-    drafts = engine_folder.spell_drafts(engine.drafts, info.limits, engine.fixed_drafts)
-    return name + drafts + engine_folder.spell_cache(info)
+    drafts = engine_folder.describe_drafts(engine.drafts, info.limits, engine.fixed_drafts)
+    return name + drafts + engine_folder.describe_cache(info)
 
 
 def _most_connections(options: ServerOptions, descriptors: int) -> int:
-    room = room_for_connections(descriptors, 1 if options.tls_cert is None else 2)
-    if room < options.max_connections:
+    connection_limit = connection_capacity(descriptors, 1 if options.tls_cert is None else 2)
+    if connection_limit < options.max_connections:
         words = "at most %d connections: this process may open %d files (ulimit -n)"
-        log.warning(words, room, descriptors)
-    return min(room, options.max_connections)
+        log.warning(words, connection_limit, descriptors)
+    return min(connection_limit, options.max_connections)
 
 
 def config_of(

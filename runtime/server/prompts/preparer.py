@@ -21,9 +21,9 @@ from spark_engine.runtime.server.api.common import (
     MAX_CHOICES,
     Body,
     Defaults,
+    capacity_after,
     check,
     check_together,
-    room_after,
     sampling,
     scored,
 )
@@ -244,7 +244,7 @@ class Preparer:
         if last is None:
             if isinstance(prompt, str):
                 return encode_within(need(self.tokenizer), prompt, most)
-            room_after(prompt, self.info.limits)
+            capacity_after(prompt, self.info.limits)
             return prompt
         if last >= most:
             words = f"truncate_prompt_tokens is {short(last)}; this engine holds {most} tokens"
@@ -275,7 +275,7 @@ class Preparer:
         eos, limits = self.info.eos_token_ids, self.info.limits
         check_together(ids, body.n or 1, sum(len(image.pixels) for image in images))
         prompt = ids if isinstance(ids, list) else list(ids)
-        params = sampling(body, self._defaults, room_after(prompt, limits))
+        params = sampling(body, self._defaults, capacity_after(prompt, limits))
         request = Request(tuple(prompt), params, images=images)
         request.check(limits, eos, self.info.vision)
 

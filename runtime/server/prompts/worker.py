@@ -147,9 +147,9 @@ def _do(sock: socket.socket, handler: Handler, most: int) -> bool:
     signal.setitimer(signal.ITIMER_PROF, decode_job(header).cpu_s)
     answer, found = handler.handle(header, blobs)
     signal.setitimer(signal.ITIMER_PROF, 0)
-    goes_on = resident() < most and threading.active_count() == 1
-    frames.send(sock, answer + (orders.STAYS_MARK if goes_on else orders.GROWN_MARK), found)
-    return goes_on
+    continues = resident() < most and threading.active_count() == 1
+    frames.send(sock, answer + (orders.STAYS_MARK if continues else orders.GROWN_MARK), found)
+    return continues
 
 
 def _die_with_parent(parent: int | None = None) -> None:

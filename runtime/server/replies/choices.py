@@ -61,7 +61,7 @@ class ChoicesReply:
         options = running.body.stream_options
         self._counted = bool(options and options.continuous_usage_stats)
         self._summed = bool(options and options.include_usage)
-        self._begun: set[int] = set()
+        self._started: set[int] = set()
 
     def close(self) -> None:
         self.running.generation.close()
@@ -110,9 +110,9 @@ class ChoicesReply:
 
     def _first(self, index: int, piece: Piece) -> Json | None:
         """The chunk before the first token of a choice; None if there is none or it was sent."""
-        if index in self._begun or not (piece.tokens or piece.finish):
+        if index in self._started or not (piece.tokens or piece.finish):
             return None
-        self._begun.add(index)
+        self._started.add(index)
         first = self._forms[index].first()
         if first is None:
             return None

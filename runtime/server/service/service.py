@@ -192,9 +192,9 @@ class Service:
     def submit(self, found: PreparedChoices, deadline: Deadline) -> Running:
         """Submits all choices or none: nothing after it can fail."""
         limits, tokens = self.info.limits, found.prompt_tokens
-        whose, salt = owner(), _salt(found.asked.cache_salt)
+        owned_by, salt = owner(), _salt(found.asked.cache_salt)
         choices = tuple(
-            replace(c, request=replace(c.request, owner=whose, salt=salt)) for c in found.choices
+            replace(c, request=replace(c.request, owner=owned_by, salt=salt)) for c in found.choices
         )
         try:
             generation = Generation(self.client, self.metrics, choices, limits.max_seqs, deadline)
@@ -230,8 +230,8 @@ class Service:
 
     def _check_capacity(self) -> None:
         """Raises Busy where another prompt would be too many and no waiting one can be refused."""
-        room = self.info.limits.max_seqs + self.client.max_queue - self.client.in_flight
-        if self._reading > room and (room <= 0 or not self._pool.refuse_one(owner())):
+        acceptable = self.info.limits.max_seqs + self.client.max_queue - self.client.in_flight
+        if self._reading > acceptable and (acceptable <= 0 or not self._pool.refuse_one(owner())):
             words = f"the queue is full ({self._reading - 1} prompts are still being read); retry"
             raise Busy(words)
 

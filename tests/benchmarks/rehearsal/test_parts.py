@@ -229,7 +229,7 @@ def test_a_digest_of_a_script_is_of_the_product_and_of_what_it_reads(tmp_path: P
     assert known() != checking, "spark-check counts where it is used"
 
 
-def test_the_tests_for_a_gpu_are_found_and_each_is_of_its_own_sources() -> None:
+def test_the_tests_for_a_gpu_are_found_with_the_sources_of_each() -> None:
     files = gpu_tests.files()
     assert {
         "tests/benchmarks/test_launch_times.py",
@@ -257,8 +257,8 @@ def test_a_lost_gpu_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None
     reporter = Reporter([])
     with pytest.raises(ExecutorError), reporter.trial("x"):
         raise ExecutorError("an illegal address")
-    begun, row = (json.loads(line) for line in capsys.readouterr().out.splitlines())
-    assert begun == {"begin": "x"} and row["row"]["right"] is False
+    started, row = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert started == {"begin": "x"} and row["row"]["right"] is False
 
 
 def test_where_nothing_can_be_run_nothing_is_written(

@@ -311,8 +311,8 @@ class TestRuns:
         run["engine_card"] = folder.manifest.card
         run |= {"options": launch_times.options_of(folder.manifest), "buckets": []}
         for file in folder.manifest.buckets:
-            told = launches(folder.engine(file).payload)
-            kinds = [[label_of(n.node), n.op, n.tactic, n.symbol] for n in told]
+            listed = launches(folder.engine(file).payload)
+            kinds = [[label_of(n.node), n.op, n.tactic, n.symbol] for n in listed]
             pairs = [[i, 1.0] for i in range(len(kinds))]
             known = {"family": file.family, "rows": file.rows, "graph_ms": 1.0, "context": 100}
             run["buckets"].append(known | {"kinds": kinds, "launches": pairs})

@@ -214,7 +214,7 @@ def test_scales_that_differ_are_stacked() -> None:
     assert stacked.tolist() == [1.0, 2.0]
 
 
-def test_a_value_quantised_in_two_ways_is_made_twice() -> None:
+def test_a_value_quantised_in_two_formats_is_made_twice() -> None:
     b = Bench()
     x, delta = b.input("x"), b.input("delta")
     h = b.norm(b.standard("Add", [x, delta], "sum", K))

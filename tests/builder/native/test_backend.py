@@ -188,7 +188,7 @@ def test_launches_with_blocks_that_wait_for_one_another_are_recorded(folder: Pat
 
 
 @pytest.mark.usefixtures("uncompiled")
-def test_tactics_stand_in_the_manifest(folder: Path) -> None:
+def test_tactics_are_in_the_manifest(folder: Path) -> None:
     manifest = open_folder(built(folder), "sm_90a").manifest
     assert (manifest.executor, manifest.card) == ("native", "h200")
     rows = {(r["op"], r["bucket"]): r for r in manifest.tactics}
@@ -311,10 +311,10 @@ def test_a_build_that_times_adds_the_sizes_that_pay(
     sizes = {"decode": None, "prefill": None, "max_seqs": 8}
     requested = Options(target="sm_90a", **{**SIZES, **sizes})
     write_checkpoint(folder / "checkpoint", config_kwargs=HEADS)
-    told: list[str] = []
-    report = build(folder / "checkpoint", folder / "sm_90a", requested, told.append)
+    messages: list[str] = []
+    report = build(folder / "checkpoint", folder / "sm_90a", requested, messages.append)
     manifest, said = report.manifest, " ".join(report.notes)
-    assert "another engine is waited for" in told
+    assert "another engine is waited for" in messages
     assert ("decode_b6 of 7 finer buckets save a tenth of a launch" in said) is added
     rows = {f: {b.rows for b in manifest.buckets if b.family == f} for f in ("decode", "prefill")}
     assert rows["decode"] >= {1, 2, 4, 8} and rows["prefill"] >= {1, 2, 4, 8, 16, 32, 64}

@@ -75,10 +75,14 @@ def test_a_late_wait_is_for_what_is_older_than_the_launch_before() -> None:
     late = Early(begins=True, lets=True, late=True)
     older = decided(("norm", Early()), ("gemm", BEGINS), ("small", late, "norm"), ("gdn", BEGINS))
     assert early_of(older) == {"small": "EARLY LATE"}
-    young = decided(("norm", Early()), ("small", late), ("gemm", BEGINS))
-    assert early_of(young) == {"small": "EARLY"}
-    beside = decided(("norm", Early()), ("act", LETS), ("small", late, "norm"), ("gdn", BEGINS))
-    assert early_of(beside) == {"act": "EARLY", "small": "EARLY"}, "norm may run when small begins"
+    newer = decided(("norm", Early()), ("small", late), ("gemm", BEGINS))
+    assert early_of(newer) == {"small": "EARLY"}
+    overlapping = decided(
+        ("norm", Early()), ("act", LETS), ("small", late, "norm"), ("gdn", BEGINS)
+    )
+    assert early_of(overlapping) == {"act": "EARLY", "small": "EARLY"}, (
+        "norm may run when small begins"
+    )
 
 
 def test_deep_rings_are_for_gemms_that_begin_early() -> None:

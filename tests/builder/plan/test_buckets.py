@@ -65,7 +65,7 @@ def test_a_gpus_decode_rows(most: int, rows: tuple[int, ...]) -> None:
         (128, (3, 6, 12, 20, 28, 40, 56, 80, 112)),
     ],
 )
-def test_sizes_that_a_build_may_add_lie_between_those_that_it_has(
+def test_sizes_that_a_build_may_add_are_between_those_that_it_has(
     most: int, rows: tuple[int, ...]
 ) -> None:
     assert finer_rows(most) == rows
@@ -155,9 +155,9 @@ def test_every_decode_bucket_has_rounds_of_its_size() -> None:
     assert [s.rows for s in found.of("verify_k2")] == [1, 8]
     assert found.families(3) == ("decode", "prefill", "verify_k1", "verify_k2", "verify_k3")
     assert len(found) == 3 + 2 + 8
-    told = bucket_sizes((1, 8), None, limits, ((8, 2), (1, 2), (8, 2)))
-    assert [s.file for s in told.verify] == ["verify_b1_k2.engine", "verify_b8_k2.engine"]
-    assert told.families(3) == ("decode", "prefill", "verify_k2")
+    planned = bucket_sizes((1, 8), None, limits, ((8, 2), (1, 2), (8, 2)))
+    assert [s.file for s in planned.verify] == ["verify_b1_k2.engine", "verify_b8_k2.engine"]
+    assert planned.families(3) == ("decode", "prefill", "verify_k2")
 
 
 def test_a_cpu_verifies_few_rows_with_every_draft() -> None:
@@ -195,8 +195,8 @@ def test_the_checkpoint_decides_auto_dtypes() -> None:
     plan = resolve(Options(), facts)
     assert plan.precision.kv is DType.F8E4M3 and plan.precision.kv_storage is DType.U8
     assert plan.precision.state is DType.BF16 and plan.limits.max_context == 100
-    told = resolve(Options(kv_dtype="bf16", state_dtype="f32"), facts)
-    assert told.precision.kv is DType.BF16 and told.precision.state is DType.F32
+    planned = resolve(Options(kv_dtype="bf16", state_dtype="f32"), facts)
+    assert planned.precision.kv is DType.BF16 and planned.precision.state is DType.F32
     fast, slow = (resolve(Options(target=t), facts).precision for t in ("sm_90a", "sm_121a"))
     assert fast.state is DType.BF16 and slow.state is DType.F16
     assert resolve(Options(target="sm_121a", state_dtype="f32"), facts).precision.state is DType.F32
@@ -278,8 +278,8 @@ def test_budgets_are_the_cards() -> None:
         assert plan.gpu == target and plan.target == target.name
         assert total[name] <= 0.9 * target.card.memory
     assert total["h100"] < total["gb10"] < total["h200"]
-    told = resolve(Options(target="sm_90a", card="h100"), DENSE)
-    assert told.limits == resolve(Options(card="h100"), DENSE).limits
+    planned = resolve(Options(target="sm_90a", card="h100"), DENSE)
+    assert planned.limits == resolve(Options(card="h100"), DENSE).limits
     present = replace(H200, card=replace(H200.card, name="mine", memory=90 << 30))
     assert gpu_of(Options(), present) is present
     assert gpu_of(Options(target="sm_90a"), present) is present
@@ -287,15 +287,15 @@ def test_budgets_are_the_cards() -> None:
     assert gpu_of(Options(card="h200"), present) is H200
     assert gpu_of(Options(target="cpu"), present) is gpu_of(Options()) is None
     mine = resolve(Options(target="sm_90a", gpu=present), DENSE)
-    assert told.limits.pages < mine.limits.pages and mine.gpu is present
+    assert planned.limits.pages < mine.limits.pages and mine.gpu is present
 
 
 def test_states_that_do_not_fit_make_fewer_sequences() -> None:
     wide = replace(DENSE, state_width=8 * DENSE.state_width)
     plan = resolve(Options(target="sm_90a"), wide)
     assert plan.limits.max_seqs == 32 and plan.buckets.decode[-1].rows == 32
-    told = resolve(Options(target="sm_90a", max_seqs=64, max_context=64), wide)
-    assert told.limits.max_seqs == 64 and told.limits.pages == 64
+    planned = resolve(Options(target="sm_90a", max_seqs=64, max_context=64), wide)
+    assert planned.limits.max_seqs == 64 and planned.limits.pages == 64
 
 
 def test_rings_behind_recurrent_states() -> None:
@@ -307,9 +307,9 @@ def test_rings_behind_recurrent_states() -> None:
     assert resolve(Options(gdn_ring=16), facts).limits.gdn_ring == 16
     assert resolve(Options(target="sm_121a"), FACTS).limits.gdn_ring == 0
     given = Options(target="sm_90a", cache_gib=0)
-    told, without = (resolve(replace(given, gdn_ring=n), facts) for n in (8, 0))
+    planned, without = (resolve(replace(given, gdn_ring=n), facts) for n in (8, 0))
     page = 64 * facts.kv_token_width  # FP8
-    taken = (without.limits.pages - told.limits.pages) * page
+    taken = (without.limits.pages - planned.limits.pages) * page
     assert abs(taken - 129 * 8 * 48 * 8256 * 4) <= page
 
 

@@ -106,7 +106,7 @@ def test_shortlists_ascend(vocab: Vocab, ids: tuple[int, ...] | None) -> None:
         (GB10, (3,), (3,)),
     ],
 )
-def test_the_list_is_for_cards_whose_memory_is_slow(
+def test_the_list_is_for_cards_with_slow_memory(
     gpu: Target | None, vocab: Vocab, ids: tuple[int, ...] | None
 ) -> None:
     """And an end of the text that the list has not is drafted too."""

@@ -219,13 +219,13 @@ def test_of_ranks_on_gpus_rank_0s_nodes_are_run_but_for_what_ranks_do_together(
     open_fake(fake, monkeypatch)
     region = SimpleNamespace(own=1 << 50, table=1 << 51)
     monkeypatch.setattr(runtime_native, "connect_peers", lambda *given: region)
-    told: Any = SimpleNamespace(send=lambda data: None, check=lambda: None)
+    peer: Any = SimpleNamespace(send=lambda data: None, check=lambda: None)
     group: Any = SimpleNamespace(leave=lambda: None, close=lambda: None)
 
     def led(path: Path, cache_bytes: int) -> Loaded:
         both = lambda array: np.stack([array, array])  # noqa: E731
         comm: Any = SimpleNamespace(rank=0, ranks=2, here=True, all_gather=both)
-        return _as_leader(load(path, cache_bytes=cache_bytes, comm=comm), group, Orders(told))
+        return _as_leader(load(path, cache_bytes=cache_bytes, comm=comm), group, Orders(peer))
 
     monkeypatch.setattr(open_engines, "load", led)
     fake.spoil = lambda name, results: results[0].fill(1) if name == "embed" else None

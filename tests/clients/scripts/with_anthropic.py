@@ -80,8 +80,8 @@ def _() -> None:
         model=MODEL, max_tokens=50, system=system, messages=messages, **GREEDY
     )
     holds(answer.content[0].text, answer)
-    begun = [*ASK, {"role": "assistant", "content": "3 + 4 ="}]
-    answer = client.messages.create(model=MODEL, max_tokens=50, messages=begun, **GREEDY)
+    prefilled = [*ASK, {"role": "assistant", "content": "3 + 4 ="}]
+    answer = client.messages.create(model=MODEL, max_tokens=50, messages=prefilled, **GREEDY)
     holds(answer.content[0].text.strip().startswith("7"), answer.content)
 
 

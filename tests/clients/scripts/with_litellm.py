@@ -24,8 +24,8 @@ class Report(BaseModel):
 
 @trial("chat")
 def _() -> None:
-    for way in (OPENAI, HOSTED):
-        answer = litellm.completion(messages=ASK, temperature=0, **way)
+    for route in (OPENAI, HOSTED):
+        answer = litellm.completion(messages=ASK, temperature=0, **route)
         same(answer.choices[0].message.content, "3 + 4 = 7.")
         same(answer.choices[0].finish_reason, "stop")
         holds(answer.usage.completion_tokens > 5, answer.usage)
@@ -44,8 +44,8 @@ def _() -> None:
 @trial("streaming")
 def _() -> None:
     more = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
-    for way in (OPENAI, HOSTED, {**ANTHROPIC, "max_tokens": 50}):
-        events = list(litellm.completion(messages=ASK, **more, **way))
+    for route in (OPENAI, HOSTED, {**ANTHROPIC, "max_tokens": 50}):
+        events = list(litellm.completion(messages=ASK, **more, **route))
         text = "".join(e.choices[0].delta.content or "" for e in events if e.choices)
         same(text, "3 + 4 = 7.")
         holds(events[-1].usage.prompt_tokens > 5, events[-1])
@@ -55,19 +55,19 @@ def _() -> None:
 
 @trial("structured")
 def _() -> None:
-    for way in (OPENAI, HOSTED):
-        answer = litellm.completion(messages=ASK, response_format=Report, **way)
+    for route in (OPENAI, HOSTED):
+        answer = litellm.completion(messages=ASK, response_format=Report, **route)
         is_weather(answer.choices[0].message.content)
         answer = litellm.completion(
-            messages=ASK, response_format={"type": "json_object"}, max_tokens=300, **way
+            messages=ASK, response_format={"type": "json_object"}, max_tokens=300, **route
         )
         holds(answer.choices[0].message.content.lstrip().startswith("{"), answer)
 
 
 @trial("tools, required")
 def _() -> None:
-    for way in (OPENAI, HOSTED, {**ANTHROPIC, "max_tokens": 400}):
-        answer = litellm.completion(messages=ASK, tools=[TOOL], tool_choice="required", **way)
+    for route in (OPENAI, HOSTED, {**ANTHROPIC, "max_tokens": 400}):
+        answer = litellm.completion(messages=ASK, tools=[TOOL], tool_choice="required", **route)
         choice = answer.choices[0]
         same(choice.finish_reason, "tool_calls")
         is_weather(choice.message.tool_calls[0].function.arguments)
@@ -76,16 +76,16 @@ def _() -> None:
 @trial("tools, by name")
 def _() -> None:
     named = {"type": "function", "function": {"name": "weather"}}
-    for way in (OPENAI, HOSTED, {**ANTHROPIC, "max_tokens": 400}):
-        answer = litellm.completion(messages=ASK, tools=[TOOL], tool_choice=named, **way)
+    for route in (OPENAI, HOSTED, {**ANTHROPIC, "max_tokens": 400}):
+        answer = litellm.completion(messages=ASK, tools=[TOOL], tool_choice=named, **route)
         is_weather(answer.choices[0].message.tool_calls[0].function.arguments)
 
 
 @trial("tools, streaming")
 def _() -> None:
-    for way in (OPENAI, HOSTED, {**ANTHROPIC, "max_tokens": 400}):
+    for route in (OPENAI, HOSTED, {**ANTHROPIC, "max_tokens": 400}):
         events = litellm.completion(
-            messages=ASK, tools=[TOOL], tool_choice="required", stream=True, **way
+            messages=ASK, tools=[TOOL], tool_choice="required", stream=True, **route
         )
         whole = litellm.stream_chunk_builder(list(events), messages=ASK)
         is_weather(whole.choices[0].message.tool_calls[0].function.arguments)
@@ -93,14 +93,14 @@ def _() -> None:
 
 @trial("tool results")
 def _() -> None:
-    for way in (OPENAI, {**ANTHROPIC, "max_tokens": 400}):
-        first = litellm.completion(messages=ASK, tools=[TOOL], tool_choice="required", **way)
+    for route in (OPENAI, {**ANTHROPIC, "max_tokens": 400}):
+        first = litellm.completion(messages=ASK, tools=[TOOL], tool_choice="required", **route)
         message = first.choices[0].message
         results = [
             {"role": "tool", "tool_call_id": call.id, "content": "mild"}
             for call in message.tool_calls
         ]
-        answer = litellm.completion(messages=[*ASK, message, *results], tools=[TOOL], **way)
+        answer = litellm.completion(messages=[*ASK, message, *results], tools=[TOOL], **route)
         holds(answer.choices[0].message.content, answer)
 
 
@@ -113,8 +113,8 @@ def _() -> None:
 
 @trial("completions")
 def _() -> None:
-    way = {**OPENAI, "model": f"text-completion-openai/{MODEL}"}
-    answer = litellm.text_completion(prompt="Once upon a time", max_tokens=8, **way)
+    route = {**OPENAI, "model": f"text-completion-openai/{MODEL}"}
+    answer = litellm.text_completion(prompt="Once upon a time", max_tokens=8, **route)
     holds(answer.choices[0].text, answer)
 
 
@@ -129,9 +129,9 @@ def _() -> None:
 
 @trial("errors")
 def _() -> None:
-    for way in (OPENAI, HOSTED, {**ANTHROPIC, "max_tokens": 50}):
+    for route in (OPENAI, HOSTED, {**ANTHROPIC, "max_tokens": 50}):
         try:
-            litellm.completion(messages=ASK, temperature=-1, **way)
+            litellm.completion(messages=ASK, temperature=-1, **route)
             raise AssertionError("a temperature of -1 was taken")
         except litellm.BadRequestError as error:
             holds("temperature" in str(error), error)
@@ -161,13 +161,13 @@ async def _() -> None:
 @trial("images")
 def _() -> None:
     parts = [{"type": "text", "text": SUM}, {"type": "image_url", "image_url": {"url": PICTURE}}]
-    for way in (OPENAI, HOSTED, ANTHROPIC):
-        plain = litellm.completion(messages=ASK, max_tokens=5, **way)
+    for route in (OPENAI, HOSTED, ANTHROPIC):
+        plain = litellm.completion(messages=ASK, max_tokens=5, **route)
         answer = litellm.completion(
-            messages=[{"role": "user", "content": parts}], max_tokens=5, **way
+            messages=[{"role": "user", "content": parts}], max_tokens=5, **route
         )
         more = answer.usage.prompt_tokens - plain.usage.prompt_tokens
-        holds(3 <= more <= 4, (way["model"], answer.usage))
+        holds(3 <= more <= 4, (route["model"], answer.usage))
 
 
 trial.run()

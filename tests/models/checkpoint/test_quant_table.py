@@ -102,7 +102,7 @@ def test_qwen38_quantises_the_inputs_of_mlp_and_head(files: str) -> None:
     assert table["layers.0.linear_attn.in_proj_qkv"] is Scheme.FP8
 
 
-def test_groups_stand_in_for_missing_layers() -> None:
+def test_groups_replace_missing_layers() -> None:
     config_json, _ = copy.deepcopy(nvidia_configs.pair("27B"))
     del config_json["quantization_config"]["quantized_layers"]
     table = describe(config_json).table

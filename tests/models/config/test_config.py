@@ -67,7 +67,7 @@ def test_eos_ids_of_both_files_in_order() -> None:
         read_config(config, {"eos_token_id": "x"})
 
 
-def test_tied_both_ways_and_the_outer_word_counts() -> None:
+def test_tied_in_both_places_and_the_outer_word_counts() -> None:
     assert not _read().tied and not _read(tie_word_embeddings=...).tied
     assert _read(tie_word_embeddings=True).tied
     text = text_config(moe=False)

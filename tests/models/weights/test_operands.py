@@ -106,7 +106,7 @@ def test_experts(tmp_path: Path, format: str) -> None:
 
 
 @pytest.mark.parametrize("format", ["bf16", "f32"])
-def test_fused_experts_are_read_as_they_lie(tmp_path: Path, format: str) -> None:
+def test_fused_experts_are_read_as_they_are_stored(tmp_path: Path, format: str) -> None:
     written = write_checkpoint(tmp_path, format=format, moe=True, experts="fused")
     model = open_model(tmp_path)
     module = "layers.0.mlp.experts"

@@ -22,5 +22,5 @@ def test_a_saved_state_resumes_with_the_same_bits(
 
 @GPU
 @pytest.mark.parametrize(("op", "case"), SAVING)
-def test_a_state_may_stand_in_any_row(op: Op, case: Case, bench: cuda_node.Bench) -> None:
+def test_a_state_may_be_in_any_row(op: Op, case: Case, bench: cuda_node.Bench) -> None:
     check_anywhere(op, cuda_node.as_bf16(op, case) or case, OnGpu(bench))

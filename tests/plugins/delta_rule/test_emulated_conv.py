@@ -20,8 +20,8 @@ def aligned(case: Case) -> Case:
 
     def inputs(rng: np.random.Generator) -> tuple[Array, ...]:
         x, *rest = case.inputs(rng)
-        beside = np.full((len(x), -x.shape[1] % 4), np.nan, x.dtype)
-        return (np.concatenate([x, beside], axis=1), *rest)
+        padding = np.full((len(x), -x.shape[1] % 4), np.nan, x.dtype)
+        return (np.concatenate([x, padding], axis=1), *rest)
 
     return replace(case, inputs=inputs)
 

@@ -136,5 +136,5 @@ def test_a_saved_state_resumes_with_the_same_bits(op: Op, case: Case) -> None:
 
 
 @pytest.mark.parametrize(("op", "case"), SAVING)
-def test_a_state_may_stand_in_any_row(op: Op, case: Case) -> None:
+def test_a_state_may_be_in_any_row(op: Op, case: Case) -> None:
     check_anywhere(op, case, by_body)

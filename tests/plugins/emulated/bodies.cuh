@@ -32,10 +32,10 @@ void __syncthreads() {
 }
 void meet(u32 name, u32 threads) {
   check(name < 16, "a barrier that no block has");
-  Assembly& who = here->named[name];
-  check(!who.arrived || who.threads == threads, "who meets differs");
-  who.threads = threads, ++self().met;
-  meet_at(who);
+  Assembly& meeting = here->named[name];
+  check(!meeting.arrived || meeting.threads == threads, "meeting meets differs");
+  meeting.threads = threads, ++self().met;
+  meet_at(meeting);
 }
 u32 __ballot_sync(u32, bool mine) {
   u32 all = 0;

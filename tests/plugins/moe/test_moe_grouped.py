@@ -201,13 +201,13 @@ class Rows:
             ("output", 0): np.full(len(x), np.nan),
         }
 
-    def run(self, room: int) -> Array:
-        """y; scratch buffers hold `room` rows."""
+    def run(self, scratch_rows: int) -> Array:
+        """y; scratch buffers hold `scratch_rows` rows."""
         for launch in self.plan.launches:
             start = scalars(launch)[-1] if "CHUNKED" in dict(launch.defines) else 0
             if launch.symbol == ("quantise_x" if self.apart else "moe_up"):
                 for i in range(len(self.plan.scratch)):  # nothing of the last chunk may be read
-                    self.places["scratch", i] = np.full(room, np.nan)
+                    self.places["scratch", i] = np.full(scratch_rows, np.nan)
             getattr(self, launch.symbol)(launch, start, [self.at(a) for a in launch.args])
         return self.places["output", 0]
 
@@ -257,11 +257,11 @@ def test_chunks_give_each_token_what_one_launch_gives_it(kind: str) -> None:
     attrs, packed = specs(kind, tokens, TINY)
     quant = problem(attrs, packed).quant
     found = []
-    for room in (tokens, 17, 16, 5, 1):
-        target = squeezed(attrs, packed, GB10, room)
+    for scratch_rows in (tokens, 17, 16, 5, 1):
+        target = squeezed(attrs, packed, GB10, scratch_rows)
         plan = GROUPED.plan(attrs, packed, target)
         most = max(scalars(n)[0] for n in plan.launches if n.symbol == "moe_up")
-        assert (most == tokens) == (room == tokens)
+        assert (most == tokens) == (scratch_rows == tokens)
         found.append(Rows(plan, x, ids, weights, quant).run(most * chosen))
     assert np.isfinite(found[0]).all()
     for y in found[1:]:

@@ -135,7 +135,7 @@ def test_a_rows_sum_does_not_depend_on_the_batch(cards: RankCards) -> None:
     assert many[7:8].tobytes() == alone.tobytes()
 
 
-def test_logits_lie_side_by_side(cards: RankCards) -> None:
+def test_logits_are_adjacent(cards: RankCards) -> None:
     rng = np.random.default_rng(3)
     for rows, columns in ((1, 512), (5, 68), (2, 4096), (1, 4)):
         parts = [rng.standard_normal((rows, columns)).astype(np.float32) for _ in cards.streams]

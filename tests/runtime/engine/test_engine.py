@@ -400,8 +400,8 @@ def test_a_fixed_number_of_drafts_is_verified_in_every_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Though none pays; otherwise that number is a bound."""
-    stands = SimpleNamespace(perf_counter=lambda: 0.0, monotonic=time.monotonic)
-    monkeypatch.setattr(step, "time", stands)  # else a step that stalls makes drafts pay
+    stopped_clock = SimpleNamespace(perf_counter=lambda: 0.0, monotonic=time.monotonic)
+    monkeypatch.setattr(step, "time", stopped_clock)  # else a step that stalls makes drafts pay
     rounds = {}
     for fixed in (False, True):
         engine = make_drafting(0, drafts=2, fixed_drafts=fixed)

@@ -86,8 +86,8 @@ def test_rank_0_asks_for_the_memory_of_all_ranks_of_its_host(
     free = manifest.memory.total * 3 // 2
     opened: list[object] = []
 
-    def lanes(memory: object, swap_bytes: int, room: int) -> int:
-        opened.append(room)
+    def lanes(memory: object, swap_bytes: int, usable: int) -> int:
+        opened.append(usable)
         raise EngineError("far enough")
 
     monkeypatch.setattr(module, "available_memory", lambda: free)
@@ -112,8 +112,8 @@ def test_what_the_cache_may_hold_is_reported(engine: Path) -> None:
         assert loaded.cache_bytes == (pages + rows if asked is None else asked)
         assert not loaded.invariant
     folder: Any = SimpleNamespace(manifest=replace(manifest, invariant=True))
-    told = module._loaded(folder, loaded.executors, 0, None)
-    assert told.invariant and told.costs == loaded.costs
+    known = module._loaded(folder, loaded.executors, 0, None)
+    assert known.invariant and known.costs == loaded.costs
 
 
 def test_memory_is_checked_before_anything_is_opened(

@@ -433,15 +433,15 @@ def test_a_request_is_cancelled_while_its_grammar_is_made() -> None:
 def test_an_engine_that_takes_grammars_is_loaded_for_masks(
     monkeypatch: pytest.MonkeyPatch, grammars: Any
 ) -> None:
-    told: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
 
     def load(*_: Any, **how: Any) -> Any:
-        told.update(how)
+        arguments.update(how)
         return engine().loaded
 
     monkeypatch.setattr("spark_engine.runtime.engine.engine.load", load)
     Engine.open(Path("engine"), EngineOptions(grammars=grammars)).close()
-    assert told["masks"] is (grammars is not None)
+    assert arguments["masks"] is (grammars is not None)
 
 
 def test_an_engine_without_grammars_refuses_them() -> None:

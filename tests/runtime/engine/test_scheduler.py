@@ -547,9 +547,9 @@ def test_a_swapped_sequence_keeps_its_drafts_and_a_restarted_one_has_none() -> N
 
 
 def test_a_slot_keeps_nothing_of_its_last_sequence() -> None:
-    clients, told = Clients(make(slots=1)), []
-    clients.scheduler.depth.forget = told.append  # type: ignore[method-assign]
+    clients, forgotten = Clients(make(slots=1)), []
+    clients.scheduler.depth.forget = forgotten.append  # type: ignore[method-assign]
     clients.add(10, limit=12), clients.add(10, limit=12)
     for _ in range(6):
         clients.step()
-    assert told == [0, 0]
+    assert forgotten == [0, 0]

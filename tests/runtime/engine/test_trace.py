@@ -43,15 +43,15 @@ def _read(file: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_every_part_of_every_step_is_there(depth: int, tmp_path: Path) -> None:
-    told = Trace(ENGINE, tmp_path / "t.engine.0.part")
-    engine = Engine(build_fake(LIMITS, (1, 2, 4), (1, 2)), EngineOptions(depth=depth), told)
+    recorder = Trace(ENGINE, tmp_path / "t.engine.0.part")
+    engine = Engine(build_fake(LIMITS, (1, 2, 4), (1, 2)), EngineOptions(depth=depth), recorder)
     params = SamplingParams(seed=1, max_tokens=5, ignore_eos=True)
     for _ in range(2):
         for length in (3, 100):
             engine.submit(Request(tuple(i % VOCAB for i in range(length)), params))
         while not engine.idle:
             engine.step()
-    told.save()
+    recorder.save()
     shares = trace.merge(str(tmp_path / "t"), (ENGINE, HTTP))[ENGINE]
     events = _read(tmp_path / "t")["traceEvents"]
     spans = [e for e in events if e["ph"] == "X"]
@@ -75,23 +75,23 @@ def test_every_part_of_every_step_is_there(depth: int, tmp_path: Path) -> None:
 
 
 def test_shares_by_hand(clock: Clock, tmp_path: Path) -> None:
-    told = Trace(ENGINE, tmp_path / "p")
+    recorder = Trace(ENGINE, tmp_path / "p")
     clock.now = 10.0
-    told.begin()
+    recorder.begin()
     clock.now = 11.0
-    told.done("schedule")
-    told.ran(("decode", 1), 11.0, 13.0)
+    recorder.done("schedule")
+    recorder.ran(("decode", 1), 11.0, 13.0)
     clock.now = 14.0
-    told.done("finish")
-    told.end(idle=True)
+    recorder.done("finish")
+    recorder.end(idle=True)
     clock.now = 17.0
-    told.begin()
+    recorder.begin()
     clock.now = 18.0
-    told.done("schedule")
-    told.end(idle=False)
+    recorder.done("schedule")
+    recorder.end(idle=False)
     clock.now = 20.0
-    told.begin()
-    shares = told.shares()
+    recorder.begin()
+    shares = recorder.shares()
     assert shares["parts_s"] == {"idle": 3, "schedule": 2, "finish": 3, "between steps": 2}
     assert shares["wall_s"] == 10 and shares["steps"] == 3
     assert shares["shares"] == pytest.approx({"busy": 0.2, "host": 0.5, "idle": 0.3})
@@ -101,12 +101,12 @@ def test_spans_are_bounded_and_shares_are_not(
     monkeypatch: pytest.MonkeyPatch, clock: Clock, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(trace, "MOST_SPANS", 2)
-    told = trace_of(str(tmp_path / "t"), ENGINE)
+    recorder = trace_of(str(tmp_path / "t"), ENGINE)
     for _ in range(4):
-        told.begin()
+        recorder.begin()
         clock.now += 1
-        told.done("schedule")
-    told.save()
+        recorder.done("schedule")
+    recorder.save()
     words = profile.finish(str(tmp_path / "t"))
     assert "4 steps in 4.00 s" in words and "the last 6 spans" in words
     assert "schedule 1000.000" in words and "idle 0.0" in words
@@ -123,8 +123,8 @@ def test_two_processes_make_one_file(clock: Clock, tmp_path: Path) -> None:
     http.span("loop", "send", 2.5)
     clock.now = 5.0
     engine.begin()
-    for told in (http, engine, engine):  # a second save changes nothing
-        told.save()
+    for recorder in (http, engine, engine):  # a second save changes nothing
+        recorder.save()
     words = profile.finish(file)
     assert "1 steps" in words and "of HTTP for a step: send 500.000" in words
     events = _read(Path(file))["traceEvents"]
@@ -161,10 +161,10 @@ def test_every_life_of_an_engine_is_in_the_trace(clock: Clock, tmp_path: Path) -
 
 
 def test_without_a_file_nothing_is_kept(tmp_path: Path) -> None:
-    told = trace_of(None, ENGINE)
-    assert type(told) is NoTrace and not told.on and told.now() == 0.0
-    told.begin()
-    told.save()
+    recorder = trace_of(None, ENGINE)
+    assert type(recorder) is NoTrace and not recorder.on and recorder.now() == 0.0
+    recorder.begin()
+    recorder.save()
     trace_of(str(tmp_path / "t"), HTTP).save()
     assert list(tmp_path.iterdir()) == [], "nor where nothing was done"
     with pytest.raises(OptionError, match=r"--profile .*none/t: No such file or directory"):
@@ -175,10 +175,10 @@ def test_without_a_file_nothing_is_kept(tmp_path: Path) -> None:
 
 
 def test_what_the_processes_kept_stays_until_the_trace_is_written(tmp_path: Path) -> None:
-    told = trace_of(str(tmp_path / "t"), ENGINE)
-    told.begin()
-    told.done("schedule")
-    told.save()
+    recorder = trace_of(str(tmp_path / "t"), ENGINE)
+    recorder.begin()
+    recorder.done("schedule")
+    recorder.save()
     (tmp_path / "t").mkdir()
     with pytest.raises(OSError):
         profile.finish(str(tmp_path / "t"))

@@ -56,7 +56,7 @@ BOUNDED = (
 )  # below a step, and no bound
 GRID = (63, 64, 65, 127, 128, 129, 192, 256)  # tokens: ends of tiles and pages, and one off
 # owners and salts of requests, most of them alike
-WHOSE = (
+OWNERS = (
     ("", b""),
     ("", b""),
     ("a", b""),
@@ -132,7 +132,9 @@ def arrivals(draw: st.DrawFn, most: int) -> Arrival:
     priority = draw(st.sampled_from((0, 0, 0, 1, 2)))
     cancel = draw(st.one_of(st.none(), st.none(), st.integers(0, 20)))
     bound = draw(st.one_of(st.none(), st.none(), automaton.specs()))
-    request = Request(prompt, draw(params()), priority, marks, bound, *draw(st.sampled_from(WHOSE)))
+    request = Request(
+        prompt, draw(params()), priority, marks, bound, *draw(st.sampled_from(OWNERS))
+    )
     return Arrival(request, draw(st.integers(0, 60)), cancel, follows)
 
 
@@ -198,8 +200,8 @@ def forks(draw: st.DrawFn) -> Trace:
         marks = tuple(sorted(draw(st.lists(st.integers(0, cut), max_size=2))))
         priority = draw(st.sampled_from((0, 0, 0, 1)))
         bound = draw(st.one_of(st.none(), st.none(), st.none(), automaton.specs()))
-        whose = draw(st.sampled_from(WHOSE))
-        request = Request(prompt, draw(params()), priority, marks, bound, *whose)
+        owner = draw(st.sampled_from(OWNERS))
+        request = Request(prompt, draw(params()), priority, marks, bound, *owner)
         step = draw(st.sampled_from((0, 0, 0, 1, 2, 9, 40)))
         cancel = draw(st.sampled_from((None, None, None, 1, 3)))
         follows = draw(st.sampled_from((0, 0, 1)))
@@ -359,10 +361,10 @@ def follow(watch: Watch, arrived: dict[int, Arrival], arrival: Arrival) -> Arriv
 
 def fitted(arrival: Arrival, limits: Limits) -> Arrival:
     """With no more forced ids than its prompt leaves positions for."""
-    bound, room = arrival.request.constraint, capacity(limits) - len(arrival.request.prompt)
-    if bound is None or len(bound.forced) <= room:
+    bound, remaining = arrival.request.constraint, capacity(limits) - len(arrival.request.prompt)
+    if bound is None or len(bound.forced) <= remaining:
         return arrival
-    bound = msgspec.structs.replace(bound, forced=bound.forced[:room])
+    bound = msgspec.structs.replace(bound, forced=bound.forced[:remaining])
     return replace(arrival, request=replace(arrival.request, constraint=bound))
 
 
@@ -623,7 +625,7 @@ def test_the_costs_hear_of_rounds_that_ran_alone_and_of_prefill(
     depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[tuple[tuple[str, int], float]] = []
-    monkeypatch.setattr(StepCosts, "ran", lambda self, *told: heard.append(told))
+    monkeypatch.setattr(StepCosts, "ran", lambda self, *measured: heard.append(measured))
     limits = Limits(4, 340, 199, VOCAB, page_size=8, bias_slots=8, top_logprobs=5, drafts=1)
     loaded = build_fake(limits, (1, 2, 4), (1, 2))
     costs = dict.fromkeys(loaded.executors, 10.0)

@@ -48,12 +48,12 @@ def calls(work: Callable[[], object]) -> int:
     """Calls of Python and of the library that `work` makes outside the fake device."""
     count = 0
 
-    def told(frame: FrameType, event: str, _: object) -> None:
+    def on_call(frame: FrameType, event: str, _: object) -> None:
         nonlocal count
         inside = "tests" in frame.f_code.co_filename
         count += event in ("call", "c_call") and not inside
 
-    sys.setprofile(told)
+    sys.setprofile(on_call)
     try:
         work()
     finally:
@@ -63,10 +63,10 @@ def calls(work: Callable[[], object]) -> int:
 
 def test_a_warm_turn_costs_few_calls_a_page(engine: Engine) -> None:
     run(engine, ids(NEW, 3))
-    begun = ids(CONTEXT, 11)
-    said = run(engine, begun, 8)
+    history = ids(CONTEXT, 11)
+    said = run(engine, history, 8)
     few = calls(lambda: run(engine, ids(NEW, 5)))
-    many = calls(lambda: run(engine, (*begun, *said, *ids(NEW, 5))))
+    many = calls(lambda: run(engine, (*history, *said, *ids(NEW, 5))))
     assert engine.stats()["prefix_hits"] == CONTEXT + 7, "all but the last token of the answer"
     assert many - few < 8 * CONTEXT / PAGE
 
@@ -74,8 +74,8 @@ def test_a_warm_turn_costs_few_calls_a_page(engine: Engine) -> None:
 @pytest.mark.parametrize("known", [False, True])
 def test_it_is_one_launch_of_the_bucket_of_a_short_prompt(engine: Engine, known: bool) -> None:
     """Its first token, which the last turn sampled and did not compute, makes no launch more."""
-    begun = ids(CONTEXT, 11)
-    prompt = (*begun, *run(engine, begun, 8), *ids(NEW, 5)) if known else ids(NEW, 5)
+    history = ids(CONTEXT, 11)
+    prompt = (*history, *run(engine, history, 8), *ids(NEW, 5)) if known else ids(NEW, 5)
     before = Counter(engine.stats()["buckets"])  # type: ignore[arg-type]
     run(engine, prompt)
     assert Counter(engine.stats()["buckets"]) - before == {"prefill_4": 1}  # type: ignore[arg-type]

@@ -124,7 +124,7 @@ def engine(
         weights_of=lambda rank: tmp_path / "w.safetensors",
         check_chunk=lambda name, index, digest: None,
     )
-    rows: Any = lambda room: 0  # noqa: E731
+    rows: Any = lambda available: 0  # noqa: E731
     opened = native.NativeEngine(folder, rows, stages.append, request.param)  # type: ignore[arg-type]
     yield opened
     opened.close()
@@ -353,7 +353,7 @@ def test_weights_that_were_changed_are_refused_before_anything_runs(
         check_chunk=check,
     )
     with pytest.raises(EngineError, match=r"weights\.safetensors was changed"):
-        native.NativeEngine(folder, lambda room: 0, lambda stage: None)
+        native.NativeEngine(folder, lambda available: 0, lambda stage: None)
     assert gpu.closed and not gpu.blocks and not gpu.modules
 
 
@@ -419,7 +419,7 @@ def test_a_rank_launches_over_its_region_and_all_others(
     reported: list[tuple[int, ...]] = []
     gpu.kernels["sum_up"] = lambda gpu, *operands: reported.append(operands)
     comm: Any = SimpleNamespace(rank=1)
-    engine = native.NativeEngine(folder, lambda room: 0, lambda stage: None, comm=comm)
+    engine = native.NativeEngine(folder, lambda available: 0, lambda stage: None, comm=comm)
     executor = engine.open(header(), payload(body), Path(), 1)
     assert reported[0] == (9000, 1, 5032) and shown == [96] and names == [name]
     with pytest.raises(EngineError, match="needs 97 bytes of symmetric memory, the engine has 96"):

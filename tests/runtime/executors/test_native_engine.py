@@ -111,7 +111,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         where: Any = SimpleNamespace(
             manifest=described, weights_of=lambda rank: tmp_path / "w", check_chunk=lambda *_: None
         )
-        owner = native.NativeEngine(where, lambda room: 0, lambda stage: None)
+        owner = native.NativeEngine(where, lambda available: 0, lambda stage: None)
         owners.append(owner)
         executors = {k: owner.open(b.header, b.payload, Path(), 1) for k, b in buckets.items()}
         kept = (None, owner.states, owner.tables)

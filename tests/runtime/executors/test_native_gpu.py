@@ -158,9 +158,9 @@ def test_the_cache_takes_its_share_of_free_memory(
     """
     memories: list[GpuMemory] = []
 
-    def rows_in(manifest: Manifest, room: GpuMemory, asked: int | None) -> int:
-        memories.append(room)
-        return device_rows(manifest, room, asked)
+    def rows_in(manifest: Manifest, available: GpuMemory, asked: int | None) -> int:
+        memories.append(available)
+        return device_rows(manifest, available, asked)
 
     monkeypatch.setattr(loading, "device_rows", rows_in)
     load(folder).close()
@@ -170,10 +170,10 @@ def test_the_cache_takes_its_share_of_free_memory(
     memory, store = loaded.folder.manifest.memory, loaded.device_states
     more, kept = taken() - before, store.snapshot_rows * store.snapshot_bytes
     loaded.close()
-    room = memories[-1]
-    assert (room.total, room.shared) == (gpu.total_bytes, gpu.integrated)
-    assert gpu.integrated or abs(room.free - free) <= 128 * MIB, (room, free)
-    part = (room.usable - memory.total) // (SHARED if gpu.integrated else SHARE)
+    available = memories[-1]
+    assert (available.total, available.shared) == (gpu.total_bytes, gpu.integrated)
+    assert gpu.integrated or abs(available.free - free) <= 128 * MIB, (available, free)
+    part = (available.usable - memory.total) // (SHARED if gpu.integrated else SHARE)
     most = min(part, gpu.total_bytes // MOST)
     assert most - store.snapshot_bytes < kept <= most
     assert abs(more - memory.total - kept) <= 160 * MIB, (more, memory, kept)
@@ -193,12 +193,12 @@ def test_resident_launches_fit_and_larger_ones_are_refused(folder: Path, gpu: Gp
             seen += 1
             kernel = program.kernels[record.kernel]
             (function,) = gpu.load(kernel.cubin, [kernel.symbol], kernel.shared).values()
-            room = gpu.resident_blocks(function, record.shape)
-            assert room % sms == 0 and math.prod(record.shape.grid) <= sms <= room
+            available = gpu.resident_blocks(function, record.shape)
+            assert available % sms == 0 and math.prod(record.shape.grid) <= sms <= available
             if seen == 1:
-                wide = widened(file.payload, number, room + 1)
+                wide = widened(file.payload, number, available + 1)
                 with pytest.raises(
-                    EngineError, match=f"launches {room + 1} blocks.*runs {room} at"
+                    EngineError, match=f"launches {available + 1} blocks.*runs {available} at"
                 ):
                     loaded.open_bucket(file.header, wide, folder, 1)
     assert seen, "no launch waits"

@@ -246,7 +246,7 @@ def test_another_payload_with_wider_outputs_has_them_apart(
     loaded.close()
 
 
-def test_fields_lie_on_boundaries_and_do_not_meet() -> None:
+def test_fields_start_on_boundaries_and_do_not_meet() -> None:
     specs = [TensorSpec(f"t{i}", DType.U8, (n,)) for i, n in enumerate((1, 256, 257, 0, 5))]
     block = Block.of(specs)
     assert [f.offset for f in block.fields] == [0, 256, 512, 1024, 1024] and block.nbytes == 1280
@@ -343,7 +343,9 @@ def test_records_of_junk_are_refused(
     else:
         at[where[-1]] = value
     gpus.insert(0, FakeGpu(defaultdict(lambda: lambda gpu, *args: None)))
-    engine = native.NativeEngine(open_folder(folder, toy.TARGET), lambda room: 0, lambda at: None)
+    engine = native.NativeEngine(
+        open_folder(folder, toy.TARGET), lambda available: 0, lambda at: None
+    )
     try:
         engine.open(toy.header(4), toy.encode(row), folder, 1)
     except EngineError as error:

@@ -305,7 +305,7 @@ def test_a_bucket_calls_the_library_between_its_kernels(
         mine.rank = number
         gpu, said = ranks.gpus[number], []
 
-        def rows(room: Any) -> int:
+        def rows(available: Any) -> int:
             asked.append(len(nccl.comms))
             return 0
 
@@ -339,7 +339,7 @@ def test_calls_without_a_library_are_refused(
     """Ranks that read each other's memory have no other connection."""
     gpu = FakeGpu({"write": write, "read": read})
     monkeypatch.setattr(native, "Gpu", lambda: gpu)
-    engine = native.NativeEngine(folder(tmp_path, 0), lambda room: 0, lambda stage: None)
+    engine = native.NativeEngine(folder(tmp_path, 0), lambda available: 0, lambda stage: None)
     with pytest.raises(EngineError, match="the payload calls all_gather of NCCL"):
         engine.open(one_rank.header(), one_rank.payload(body()), Path(), 1)
     strange = body()

@@ -83,7 +83,7 @@ def test_many_prompts_keep_their_order_and_every_slot_busy(llm: LLM) -> None:
     assert client.in_flight == 0 and llm.generate([]) == []
 
 
-def test_prompts_are_taken_as_the_engine_has_room(llm: LLM) -> None:
+def test_prompts_are_taken_as_the_engine_has_space(llm: LLM) -> None:
     taken = 0
 
     def prompts() -> Iterator[str]:

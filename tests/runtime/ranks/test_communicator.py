@@ -24,18 +24,18 @@ from spark_engine.runtime.ranks.communicator import (
 from spark_engine.runtime.ranks.links import Links
 
 T = TypeVar("T")
-WAYS = ("shared", "tcp")
+TRANSPORTS = ("shared", "tcp")
 HANGS_S = 120.0  # ends a test that hangs
 
 
-def meeting(way: str, ranks: int, limit_s: float = HANGS_S) -> list[Communicator]:
+def meeting(transport: str, ranks: int, limit_s: float = HANGS_S) -> list[Communicator]:
     """Every rank's communicator; threads replace processes."""
     peers: list[dict[int, socket.socket]] = [{} for _ in range(ranks)]
     for i in range(ranks):
         for j in range(i + 1, ranks):
-            peers[i][j], peers[j][i] = _pair(way)
+            peers[i][j], peers[j][i] = _pair(transport)
     links = [Links(rank, peers[rank], limit_s) for rank in range(ranks)]
-    if way == "tcp":
+    if transport == "tcp":
         return [TcpCommunicator(one) for one in links]
     memory = os.memfd_create("test")
     os.ftruncate(memory, shared_bytes(ranks))
@@ -45,8 +45,8 @@ def meeting(way: str, ranks: int, limit_s: float = HANGS_S) -> list[Communicator
         os.close(memory)
 
 
-def _pair(way: str) -> tuple[socket.socket, socket.socket]:
-    if way == "shared":
+def _pair(transport: str) -> tuple[socket.socket, socket.socket]:
+    if transport == "shared":
         return socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = socket.create_connection(server.getsockname())
@@ -61,16 +61,16 @@ def together(comms: list[Communicator], work: Callable[[Communicator], T]) -> li
     return [one.result() for one in found]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32])
 def test_all_ranks_have_the_bits_of_the_sum_in_their_order(
-    way: str, ranks: int, dtype: type
+    transport: str, ranks: int, dtype: type
 ) -> None:
     rng = np.random.default_rng(0)
     parts = rng.standard_normal((ranks, 7, 33)).astype(dtype)
     parts[0] *= 100  # another order of the sum rounds differently
-    found = together(meeting(way, ranks), lambda comm: comm.all_reduce(parts[comm.rank]))
+    found = together(meeting(transport, ranks), lambda comm: comm.all_reduce(parts[comm.rank]))
     total = np.zeros((7, 33), np.float32)
     for part in parts:
         total = total + part.astype(np.float32)
@@ -79,9 +79,9 @@ def test_all_ranks_have_the_bits_of_the_sum_in_their_order(
         assert one.tobytes() == total.astype(dtype).tobytes()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_calls_follow_each_other_and_arrays_may_be_larger_than_a_slot(
-    way: str, monkeypatch: pytest.MonkeyPatch
+    transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(communicator, "SLOT_BYTES", 64)
     ranks = 3
@@ -98,13 +98,13 @@ def test_calls_follow_each_other_and_arrays_may_be_larger_than_a_slot(
             assert gathered.tolist() == [[[rank, turn]] for rank in range(ranks)]
             comm.barrier()
 
-    together(meeting(way, ranks), work)
+    together(meeting(transport, ranks), work)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_late_rank_is_named_in_time(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_late_rank_is_named_in_time(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that stops until the other ranks wait only for rank 1."""
-    comms = meeting(way, 3, limit_s=0.2)
+    comms = meeting(transport, 3, limit_s=0.2)
     missing: dict[int, set[int]] = {}
     wait = Links._wait
 
@@ -130,9 +130,9 @@ def test_a_late_rank_is_named_in_time(way: str, monkeypatch: pytest.MonkeyPatch)
     assert all("rank 1 did not reach all_reduce 0 of 16 bytes in 0.2 s" in words[r] for r in (0, 2))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_an_ended_rank_is_named_at_once(way: str) -> None:
-    comms = meeting(way, 2)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_ended_rank_is_named_at_once(transport: str) -> None:
+    comms = meeting(transport, 2)
 
     def work(comm: Communicator) -> str:
         if comm.rank == 1:
@@ -146,20 +146,20 @@ def test_an_ended_rank_is_named_at_once(way: str) -> None:
     assert "rank 1 is gone" in together(comms, work)[0], "not a timeout"
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_ranks_at_different_calls_are_reported(way: str) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_ranks_at_different_calls_are_reported(transport: str) -> None:
     def work(comm: Communicator) -> str:
         with pytest.raises(ExecutorError) as error:
             comm.all_reduce(np.ones(4 + comm.rank, np.float32))
         return str(error.value)
 
-    words = together(meeting(way, 2), work)
+    words = together(meeting(transport, 2), work)
     assert "rank 1 is at all_reduce 0 of 20 bytes, rank 0 at all_reduce 0 of 16 byte" in words[0]
     assert "do not run the same plan" in words[1]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_ranks_at_different_calls_of_equal_bytes_are_reported(way: str) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_ranks_at_different_calls_of_equal_bytes_are_reported(transport: str) -> None:
     """Otherwise the ranks would exchange the bytes of different calls."""
 
     def work(comm: Communicator) -> str:
@@ -168,14 +168,14 @@ def test_ranks_at_different_calls_of_equal_bytes_are_reported(way: str) -> None:
             comm.all_gather(mine) if comm.rank else comm.all_reduce(mine)
         return str(error.value)
 
-    words = together(meeting(way, 2), work)
+    words = together(meeting(transport, 2), work)
     assert "rank 1 is at all_gather 0 of 16 bytes, rank 0 at all_reduce 0 of 16 bytes" in words[0]
     assert "do not run the same plan" in words[1]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_another_thread_ends_a_call(way: str) -> None:
-    one, other = meeting(way, 2)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_another_thread_ends_a_call(transport: str) -> None:
+    one, other = meeting(transport, 2)
     threading.Timer(0.1, one.abort, ("the engine is closed",)).start()
     with pytest.raises(ExecutorError, match="the engine is closed"):
         one.barrier()

@@ -197,7 +197,7 @@ def test_a_signal_while_a_rank_is_being_started_ends_it(monkeypatch: pytest.Monk
     monkeypatch.setattr(hosts, "start_rank", start_rank)
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        assert hosts.stand_by(Path("x"), ("a", "b"), 1, lambda text: None) == 0
+        assert hosts.serve_rank(Path("x"), ("a", "b"), 1, lambda text: None) == 0
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
@@ -223,7 +223,7 @@ def test_a_rank_without_progress_is_ended_and_started_again(
     monkeypatch.setattr(hosts, "STILL_S", 0.6)
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        assert hosts.stand_by(Path("x"), ("a", "b"), 1, done.append) == 2
+        assert hosts.serve_rank(Path("x"), ("a", "b"), 1, done.append) == 2
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)

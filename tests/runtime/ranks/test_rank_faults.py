@@ -188,8 +188,8 @@ async def suffer(server: Running, faults: list[Fault], alone: list[str]) -> list
         assert time.monotonic() < end
         await asyncio.sleep(0.05)
     lost = {pid for done in server.faults.done()[before:] for pid in done.pids}
-    stand_by = {pid for fault in faults for pid in fault.hosts.values()}
-    assert gone((lost | set(known)) - stand_by), "of earlier groups"
+    host_pids = {pid for fault in faults for pid in fault.hosts.values()}
+    assert gone((lost | set(known)) - host_pids), "of earlier groups"
     assert len(server.processes()) == len(known)
     assert not folder.exists()
     assert [await server.say(one) for one in BODIES[:3]] == alone[:3]
@@ -325,7 +325,7 @@ def test_a_first_start_that_loses_a_rank_says_so_and_leaves_nothing(
 
 
 @AT_LENGTH
-def test_a_server_that_is_closed_while_ranks_stand_still_leaves_nothing(
+def test_a_server_that_is_closed_while_ranks_are_stopped_leaves_nothing(
     four: Path, tmp_path: Path
 ) -> None:
     async def use(server: Running) -> None:
@@ -343,21 +343,21 @@ def test_a_server_that_is_closed_while_ranks_stand_still_leaves_nothing(
     assert held() == before
 
 
-STANDS_BY = """
+SERVE_RANK = """
 import sys
 from pathlib import Path
 from spark_engine.runtime.ranks import hosts
 folder, names, rank, still_s = sys.argv[1:]
 hosts.STILL_S = float(still_s)
-sys.exit(hosts.stand_by(Path(folder), names.split(","), int(rank), print))
+sys.exit(hosts.serve_rank(Path(folder), names.split(","), int(rank), print))
 """
 
 
 @contextmanager
-def standing_by(engine: Path, hosts: str, rank: int = 1) -> Iterator[int]:
+def serving_rank(engine: Path, hosts: str, rank: int = 1) -> Iterator[int]:
     """Another host; rank 0 sees first that its rank has stopped."""
     given = [str(engine), hosts, str(rank), str(LIMIT_S + 2)]
-    process = subprocess.Popen([sys.executable, "-c", STANDS_BY, *given])
+    process = subprocess.Popen([sys.executable, "-c", SERVE_RANK, *given])
     try:
         yield process.pid
     finally:
@@ -375,7 +375,8 @@ def test_peers_on_other_hosts_are_lost_at_any_step(
     names = f"127.0.0.1:{free_port()},{names}"
     with ExitStack() as others:
         hosts = {
-            rank: others.enter_context(standing_by(engine, names, rank)) for rank in range(1, ranks)
+            rank: others.enter_context(serving_rank(engine, names, rank))
+            for rank in range(1, ranks)
         }
         hung = [Fault("round", (ranks - 1,), STOP, 3, hosts=hosts)]
         rows = [hung, *plan(ranks, ranks, stops=False, hosts=hosts)]
@@ -395,10 +396,10 @@ def test_a_host_is_lost_and_another_takes_its_place(pair: Path, tmp_path: Path) 
         done = Done(Fault("", (1,), KILL), time.monotonic(), [lost])
         assert "rank 1 is gone" in await red(server, done)
         assert gone([lost])
-        with standing_by(pair, hosts):
+        with serving_rank(pair, hosts):
             assert await server.say(BODIES[0]) == first, "it waited for the other host"
             assert await server.health() is None
 
-    with standing_by(pair, hosts) as host:
+    with serving_rank(pair, hosts) as host:
         run(tmp_path, pair, use, hosts)
     assert gone(processes(pair))

@@ -46,8 +46,8 @@ async def test_a_compressed_prompt_is_routed_by_what_it_says() -> None:
 
 def test_a_body_that_no_engine_takes_is_not_read_for_its_prompt() -> None:
     prompt = "x" * prompt_digests.MOST
-    assert not prompt_digests.places(json.dumps({"prompt": prompt}).encode())
-    assert prompt_digests.places(json.dumps({"prompt": prompt[:-99]}).encode())
+    assert not prompt_digests.places([json.dumps({"prompt": prompt}).encode()])
+    assert prompt_digests.places([json.dumps({"prompt": prompt[:-99]}).encode()])
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,15 @@ async def test_no_body_keeps_the_loop(part: bytes, size: int, path: str) -> None
             async with w.client.post(w.url + path, data=sent()) as response:
                 assert response.status == 503, await response.text()
         assert longest.seconds < LIMIT_S, longest
+
+
+async def test_the_stored_answer_is_found_across_parts_of_a_body() -> None:
+    text = b'{"input": "x", "previous_response_id": "resp_1"}'
+    for at in range(len(text)):
+        body = ReceivedBody(Bodies())
+        body.parts = [b" " * forward.LOOK, b"x" * 700 + text[:at], bytearray(text[at:])]
+        assert await forward._previous(body) == "resp_1", at
+        assert body.size == forward.LOOK + 700 + len(text)
 
 
 async def test_strangers_see_no_address_of_a_replica() -> None:

@@ -30,7 +30,7 @@ def _body(**fields: Any) -> bytes:
 def _chat(*contents: str, **fields: Any) -> tuple[Place, ...]:
     roles = ("user", "assistant")
     messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
-    return places(_body(messages=[SYSTEM, *messages], **fields))
+    return places([_body(messages=[SYSTEM, *messages], **fields)])
 
 
 def _shared(a: tuple[Place, ...], b: tuple[Place, ...]) -> int:
@@ -57,33 +57,33 @@ def test_sampling_does_not_part_them() -> None:
 
 
 def test_messages_do_not_run_into_one_another() -> None:
-    one, two = places(_body(prompt=["ab", "c"])), places(_body(prompt=["a", "bc"]))
+    one, two = places([_body(prompt=["ab", "c"])]), places([_body(prompt=["a", "bc"])])
     assert len(one) == len(two) == 2 and one[-1].digest != two[-1].digest
-    one = places(_body(instructions="a", input="b"))
-    two = places(_body(input='{"instructions":"a"}b'))
+    one = places([_body(instructions="a", input="b")])
+    two = places([_body(input='{"instructions":"a"}b')])
     assert one[-1].digest != two[-1].digest
-    one, two = places(_body(system="a", input="b")), places(_body(instructions="a", input="b"))
+    one, two = places([_body(system="a", input="b")]), places([_body(instructions="a", input="b")])
     assert _shared(one, two) == 0
 
 
 def test_prompts_of_different_salts_share_nothing() -> None:
     """As in the replicas' prefix caches."""
-    plain, null = places(_body(prompt="a")), places(_body(prompt="a", cache_salt=None))
-    one, two = (places(_body(prompt="a", cache_salt=salt)) for salt in "xy")
+    plain, null = places([_body(prompt="a")]), places([_body(prompt="a", cache_salt=None)])
+    one, two = (places([_body(prompt="a", cache_salt=salt)]) for salt in "xy")
     assert plain == null and _shared(plain, one) == _shared(one, two) == 0
-    assert one == places(_body(prompt="a", cache_salt="x"))
+    assert one == places([_body(prompt="a", cache_salt="x")])
 
 
 def test_long_texts_part_on_a_grid() -> None:
     text = "x" * (5 * GRID)
-    a, b = places(_body(prompt=text + "a")), places(_body(prompt=text + "b"))
+    a, b = places([_body(prompt=text + "a")]), places([_body(prompt=text + "b")])
     assert len(a) == 6 and a[:5] == b[:5] and a[5].digest != b[5].digest
     assert a[4].length == 5 * GRID
 
 
 def test_token_ids_part_on_a_grid() -> None:
     ids = list(range(10_000, 10_000 + 2 * GRID // 7 + 1))  # 7 bytes each
-    a, b = places(_body(prompt=ids)), places(_body(prompt=[*ids, 1 << 40]))
+    a, b = places([_body(prompt=ids)]), places([_body(prompt=[*ids, 1 << 40])])
     assert len(a) == len(b) == 3 and a[:2] == b[:2] and a[2] != b[2]
 
 
@@ -119,10 +119,10 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_body_costs_much(name: str) -> None:
     begin = time.thread_time()
-    found = places(HOSTILE[name])
+    found = places([HOSTILE[name]])
     took = time.thread_time() - begin
     tracemalloc.start()
-    places(HOSTILE[name])
+    places([HOSTILE[name]])
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(found) <= FIRST + LAST
@@ -136,7 +136,7 @@ def test_of_very_many_messages_the_first_are_places() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"prompt": 3}', b"null"])
 def test_what_is_not_understood_has_no_places(body: bytes) -> None:
-    assert places(body) == ()
+    assert places([body]) == ()
 
 
 def _router(*names: str, policy: Policy = Policy.PREFIX, **more: int) -> Router:

@@ -47,9 +47,9 @@ def run(folder: Path, schemas: int, prompts: int, most: int = MOST) -> Counter[F
     engine = Engine.open(folder, EngineOptions(grammars=grammars))
     asked: dict[int, dict[str, Any]] = {}
     for number in range(schemas * prompts):
-        schema, way = draw(number // prompts), number % prompts
-        thinking = way == 2
-        message = {"role": "user", "content": QUESTIONS[way % len(QUESTIONS)]}
+        schema, variant = draw(number // prompts), number % prompts
+        thinking = variant == 2
+        message = {"role": "user", "content": QUESTIONS[variant % len(QUESTIONS)]}
         text = template.render([message], options={"enable_thinking": thinking})
         known = Formats(), tokenizer, grammars
         body = StructuredFields(guided_json=schema)

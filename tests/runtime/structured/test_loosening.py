@@ -174,7 +174,7 @@ def test_a_definition_is_named_where_it_is() -> None:
 
 
 def test_references_of_every_form_are_followed() -> None:
-    ways = (
+    references = (
         "#/$defs/a",
         "#/definitions/b",
         "#/properties/n",
@@ -188,9 +188,9 @@ def test_references_of_every_form_are_followed() -> None:
         "definitions": {"b": {"const": 8}},
         "x": {"y/z": {"const": 9}},
     }
-    for way in ways:
-        row = {"type": "array", "items": {"$ref": way}, "maxItems": 1, "minItems": 1}
-        if way == "#":
+    for reference in references:
+        row = {"type": "array", "items": {"$ref": reference}, "maxItems": 1, "minItems": 1}
+        if reference == "#":
             row["minItems"] = 0
         schema = _object(row, **more)
         for _, fields in _asked(schema, strict=True)[:2]:

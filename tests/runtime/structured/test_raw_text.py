@@ -55,16 +55,16 @@ def test_each_mask_behind_a_started_mark_is_exact(mark: str) -> None:
     plain = {i: tokens.token_bytes(i) for i in range(len(tokens))}
     plain = {i: b for i, b in plain.items() if b and b.isascii() and i not in tokens.special}
     plain = {i: b for i, b in plain.items() if i not in tokens.marks}
-    for begun in ("", "a ", *(mark[:n] for n in range(1, len(mark))), "<" + mark[:2]):
+    for prefix in ("", "a ", *(mark[:n] for n in range(1, len(mark))), "<" + mark[:2]):
         matcher = _matcher([mark], mark + "\n!")
-        for byte in begun.encode():
+        for byte in prefix.encode():
             matcher.advance(next(i for i, b in plain.items() if b == bytes([byte])))
         allowed = _allowed(matcher)
         for i, letters in plain.items():
-            whole = begun + letters.decode()
+            whole = prefix + letters.decode()
             _, found, tail = whole.partition(mark)
             want = not found or "\n!".startswith(tail)
-            assert (i in allowed) is want, (begun, letters)
+            assert (i in allowed) is want, (prefix, letters)
 
 
 def test_values_of_any_text_among_others_are_any_text() -> None:

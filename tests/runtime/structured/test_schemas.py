@@ -21,8 +21,8 @@ def test_every_answer_is_of_its_schema(first: int) -> None:
         made = spec(guided_json=schema)
         assert made is not None and made.end_of_thought == -1
         validator = Draft202012Validator(schema, format_checker=CHECK)
-        for way in range(WALKS):
-            ids, whole = walk(made.grammar, seed * WALKS + way)
+        for variant in range(WALKS):
+            ids, whole = walk(made.grammar, seed * WALKS + variant)
             ends[whole] += 1
             if whole:
                 validator.validate(json.loads(text(ids)))

@@ -59,8 +59,8 @@ def test_arguments_are_of_their_schema(formats: Formats, first: int) -> None:
         tools = [_tool("one", parameters), _tool("two")]
         made = spec(tools, "required", formats, parallel=False)
         assert made is not None
-        for way in range(2):
-            ids, whole = walk(made.grammar, seed * 2 + way)
+        for variant in range(2):
+            ids, whole = walk(made.grammar, seed * 2 + variant)
             if not whole:
                 continue
             wholes += 1
@@ -187,7 +187,7 @@ def test_raw_strings_keep_their_bounds() -> None:
     ("pattern", "takes", "refuses"),
     [("b", "abc", "ac"), ("^b", "bc", "ab"), ("b$", "ab", "bc"), ("^(a|b)$", "b", "ab")],
 )
-def test_what_a_pattern_finds_may_stand_anywhere(pattern: str, takes: str, refuses: str) -> None:
+def test_what_a_pattern_finds_may_be_anywhere(pattern: str, takes: str, refuses: str) -> None:
     rows = {"properties": {"a": {"type": "string", "pattern": pattern}}, "required": ["a"]}
     made = spec([_tool("one", rows)], "required")
     assert made is not None

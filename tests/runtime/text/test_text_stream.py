@@ -49,8 +49,8 @@ def test_a_stop_string_ends_the_text_wherever_tokens_and_rounds_are_cut(
     assert pieces[-1].finish is (STOP if stop in text else LENGTH)
     assert pieces[-1].stop == (stop if stop in text else None)
     one_by_one = len(_feed(TextStream(tokenizer, params, (END,)), ids, LENGTH))
-    told = [event.token for piece in pieces for event in piece.tokens]
-    assert told == ids[:one_by_one] and stream.tokens == one_by_one
+    reported = [event.token for piece in pieces for event in piece.tokens]
+    assert reported == ids[:one_by_one] and stream.tokens == one_by_one
 
 
 def test_the_id_that_ended_is_counted_but_not_shown(tokenizer: Tokenizer) -> None:

@@ -32,7 +32,7 @@ def test_the_system_and_the_last_turn_are_cut_off(tokenizer: Tokenizer) -> None:
     ]
 
 
-def test_tools_stand_with_the_system(tokenizer: Tokenizer) -> None:
+def test_tools_are_with_the_system(tokenizer: Tokenizer) -> None:
     start, middle, end = _parts(tokenizer, [ASK, SAY, RESULT], TOOLS)[1]
     assert start.startswith(f"{TURN}system\n# Tools") and start.count(TURN) == 1
     assert middle.startswith(f"{TURN}user") and middle.count(TURN) == 3

@@ -104,9 +104,9 @@ def deaths(at: Attacker) -> None:
                 return
         at.count("killed")
     _recovers(at)
-    now, kin = at.server.descriptors(), children(at.server.pid)
+    now, descendants = at.server.descriptors(), children(at.server.pid)
     at.expect(now <= before + 8, f"{before} descriptors became {now}")
-    at.expect(len(kin) <= 2, f"children: {kin}")
+    at.expect(len(descendants) <= 2, f"children: {descendants}")
 
 
 def full_disk(at: Attacker) -> None:
@@ -163,7 +163,7 @@ def _replaced_dies(at: Attacker) -> None:
 
 def _ends(at: Attacker, server: Server, code: int, seconds: float = 45.0) -> None:
     """The process ends with this code, and leaves none."""
-    kin = family(server.pid)[1:]
+    descendants = family(server.pid)[1:]
     try:
         found = server.process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -171,7 +171,7 @@ def _ends(at: Attacker, server: Server, code: int, seconds: float = 45.0) -> Non
         return
     at.count(f"exit {found}")
     at.expect(found == code, f"exit code {found}")
-    at.expect(not left_over(kin), f"processes are left: {left_over(kin, 0)}")
+    at.expect(not left_over(descendants), f"processes are left: {left_over(descendants, 0)}")
 
 
 def wedged(at: Attacker) -> None:
@@ -187,12 +187,12 @@ def wedged(at: Attacker) -> None:
     at.all(send, rows, 20)
     for pid in at.server.text_workers:
         os.kill(pid, signal.SIGSTOP)
-    kin = family(at.server.pid)[1:]
+    descendants = family(at.server.pid)[1:]
     begin = time.monotonic()
     at.server.process.terminate()
     _ends(at, at.server, 0)
     at.count(f"after {time.monotonic() - begin:.0f} s")
-    at.expect(not left_over(kin), f"processes are left: {left_over(kin, 0)}")
+    at.expect(not left_over(descendants), f"processes are left: {left_over(descendants, 0)}")
 
 
 def mount(folder: Path, size: str = "1m") -> bool:

@@ -53,7 +53,8 @@ def exponential(at: Attacker) -> None:
         bodies.append((CHAT, {**question, "response_format": form}))
         rows = tools(dict(schema))
         bodies += [
-            (CHAT, {**question, "tools": rows, "tool_choice": way}) for way in ("auto", "required")
+            (CHAT, {**question, "tools": rows, "tool_choice": choice})
+            for choice in ("auto", "required")
         ]
         loose = tools(dict(schema), strict=False)
         bodies.append((CHAT, {**question, "tools": loose, "tool_choice": "required"}))
@@ -103,10 +104,10 @@ def refused_tools(at: Attacker) -> None:
     one = tools({"type": "string", "enum": ["v" * 40 + str(i) for i in range(60_000)]})
     wrong = tools({"type": "string", "pattern": "(" * 2000})
     for rows in (many, one, wrong * 900):
-        for way in ("required", "auto"):
-            found = at.post(CHAT, {**question, "tools": rows, "tool_choice": way})
+        for choice in ("required", "auto"):
+            found = at.post(CHAT, {**question, "tools": rows, "tool_choice": choice})
             reason = found.json()["error"]["message"] if found.status == 400 else ""
-            words = f"{way}, {len(json.dumps(rows))} bytes: {found.status} {reason[:100]!r}"
+            words = f"{choice}, {len(json.dumps(rows))} bytes: {found.status} {reason[:100]!r}"
             at.expect(found.status in (200, 413, *at.busy) or len(reason) > 20, words)
 
 

@@ -199,7 +199,7 @@ class Server:
 
     def stop(self) -> int:
         """SIGTERM; the exit code, -9 where it had to be killed."""
-        kin = family(self.pid)
+        descendants = family(self.pid)
         self.process.terminate()
         try:
             return self.process.wait(END_S)
@@ -208,7 +208,7 @@ class Server:
             self.process.wait()
             return -9
         finally:
-            for pid in kin[1:]:
+            for pid in descendants[1:]:
                 if is_running(pid) and (runs(pid, ENGINE) or runs(pid, TEXT)):
                     os.kill(pid, signal.SIGKILL)
 

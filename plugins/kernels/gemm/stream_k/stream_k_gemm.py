@@ -207,15 +207,15 @@ def fill(tile: StreamKConfig, problem: Problem, form: StreamKForm, target: Targe
     """The tile with stages that suit: long ones while a few fit, as many as fit."""
     cut = cut_of(tile.block_n, problem, form, target)
     one = replace(tile, stage_slabs=1).stage_bytes(form)
-    room = target.shared_bytes // tile.resident - 2 * _RESERVED * (tile.resident - 1) - _RESERVED
-    room -= form.table_bytes
+    usable = target.shared_bytes // tile.resident - 2 * _RESERVED * (tile.resident - 1) - _RESERVED
+    usable -= form.table_bytes
     decoding = form.weight_bits == 4
     wanted = ((4, 3 if tile.wgmma and decoding else 5), (2, 3 if tile.wgmma else 5))
-    fitting = [u for u, s in wanted if cut % u == 0 and room // (u * one) >= s]
+    fitting = [u for u, s in wanted if cut % u == 0 and usable // (u * one) >= s]
     per_stage = fitting[0] if fitting else 1
     # Where weights are decoded that is the pace: a deep ring only delays the first activations.
     most = 12 // per_stage if decoding else 12
-    return replace(tile, stage_slabs=per_stage, stages=min(room // (per_stage * one), most))
+    return replace(tile, stage_slabs=per_stage, stages=min(usable // (per_stage * one), most))
 
 
 def plan(

@@ -85,8 +85,8 @@ class Problem:
 def split(k: int) -> int:
     """Warps that share a dot product of k: two k-slabs each where there are as many."""
     slabs = -(-k // 64)
-    ways = math.gcd(slabs, WARPS)
-    return ways // 2 if ways > 1 and slabs == ways else ways
+    shares = math.gcd(slabs, WARPS)
+    return shares // 2 if shares > 1 and slabs == shares else shares
 
 
 def part_slabs(k: int) -> int:

@@ -63,17 +63,17 @@ DEVICE void round_codes(float (&v)[8], float given) {
 // The largest magnitude / 448 of a row of x (bf16) or of h (f32).
 template <bool UP>
 DEVICE float token_scale(const void* in, u64 row) {
-  __shared__ float room[8];
+  __shared__ float warp_max[8];
   float top = 0.0f;
   for (u64 i = row * Side<UP>::K + threadIdx.x; i < (row + 1) * Side<UP>::K; i += 256)
     top = fmaxf(top,
                 fabsf(UP ? from_bf16(__ldcg((const u16*)in + i)) : __ldcg((const float*)in + i)));
 #pragma unroll
   for (int d = 16; d; d >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
-  if (lane_id() == 0) room[threadIdx.x / 32] = top;
+  if (lane_id() == 0) warp_max[threadIdx.x / 32] = top;
   __syncthreads();
 #pragma unroll
-  for (int w = 0; w < 8; ++w) top = fmaxf(top, room[w]);
+  for (int w = 0; w < 8; ++w) top = fmaxf(top, warp_max[w]);
   return top == 0.0f ? 1.0f : top / 448.0f;
 }
 #endif

@@ -162,7 +162,7 @@ def test_half_written_files_go_and_others_names_stay(tmp_path: Path) -> None:
         }
 
 
-def test_the_least_recently_used_files_make_room(tmp_path: Path) -> None:
+def test_the_least_recently_used_files_are_removed(tmp_path: Path) -> None:
     with opened(tmp_path, 4 * TAKES) as folder:
         put(folder, 0, 1, 2, 3)
         folder.touch([name(2), name(0), name(77)])

@@ -191,8 +191,8 @@ def test_prompts_that_wait_for_a_slot_count_as_those_that_have_one() -> None:
     pacing.took([], 2e6)
     assert [pacing.tiles(order, LIVE, more, 1e6) for more in (0, 1, 9)] == [1, 1, 1]
     assert [pacing.tiles(order, LIVE, more, 1e6 - 1) for more in (0, 1, 2, 9)] == [1, 4, 8, 16]
-    assert [pacing.room(order, 64, more, 1e6 - 1) for more in (0, 1, 2, 9)] == [1, 4, 8, 16]
-    assert pacing.room([], 0) == 16
+    assert [pacing.most_tiles(order, 64, more, 1e6 - 1) for more in (0, 1, 2, 9)] == [1, 4, 8, 16]
+    assert pacing.most_tiles([], 0) == 16
 
 
 def test_throughput_waits_for_a_fuller_launch_and_not_for_long() -> None:

@@ -514,7 +514,7 @@ def test_a_cancelled_waiter_changes_no_order() -> None:
     third = sequence(3, second.request.prompt[:480])
     third.request = replace(third.request, priority=1)
     made.add(third)
-    made.pacing.room = lambda *_: 9  # type: ignore[method-assign]
+    made.pacing.most_tiles = lambda *_: 9  # type: ignore[method-assign]
     step(made)
     uses = made.prefix._uses
     assert uses[leader.id].waiter_positions == [448, 448]

@@ -266,9 +266,9 @@ def test_the_least_worth_goes_first() -> None:
     world.end(story(world, short, 4))
     world.end(story(world, long, 16))
     world.end(story(world, used, 4))
-    begun = world.begin([*used[:4], 99])
-    assert begun and world.match(used).snapshot.hits == 1  # type: ignore[union-attr]
-    world.end(begun)
+    started = world.begin([*used[:4], 99])
+    assert started and world.match(used).snapshot.hits == 1  # type: ignore[union-attr]
+    world.end(started)
     order = []
     for n in range(2):
         world.now += 2 * HYSTERESIS * TAU
@@ -368,9 +368,9 @@ def test_a_leaf_that_was_being_copied_is_evicted_when_its_turn_comes() -> None:
     seq = story(world, [*range(9)])
     world.end(seq)
     world.pages.share([seq.pages[1]])  # a reader holds it while memory is needed
-    assert not world.cache._make_room(10, 1e9)
+    assert not world.cache._make_space(10, 1e9)
     world.pages.give([seq.pages[1]])
-    assert world.cache._make_room(20, 1e9) and not world.cache._nodes
+    assert world.cache._make_space(20, 1e9) and not world.cache._nodes
     world.check()
 
 
@@ -444,14 +444,14 @@ def test_the_next_of_a_conversation_is_known_by_its_tokens_once_pages_were_made_
         return PageNode(name, node, node.end + 1 if node else 0, -1, -1)
 
     root = below(None, b"")
-    begun = below(root, b"a")
-    first, again, other = (below(begun, name) for name in (b"b", b"b", b"c"))
-    state, later = (CachedState(n, n.end, (), -1, 0, 0.0) for n in (begun, first))
+    started = below(root, b"a")
+    first, again, other = (below(started, name) for name in (b"b", b"b", b"c"))
+    state, later = (CachedState(n, n.end, (), -1, 0, 0.0) for n in (started, first))
     assert state.is_followed_by(other), "the first is the next"
     state.next_in_conversation = later
     for node in (first, again, below(again, b"d")):
         assert state.is_followed_by(node)
-    for node in (other, begun, below(below(root, b"c"), b"b"), below(other, b"b")):
+    for node in (other, started, below(below(root, b"c"), b"b"), below(other, b"b")):
         assert not state.is_followed_by(node)
 
 

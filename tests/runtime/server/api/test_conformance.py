@@ -385,9 +385,9 @@ def test_tokenize_and_detokenize() -> None:
     ids = tokenizer().encode("a bear")
     answer = server.post("/tokenize", {"prompt": "a bear", "model": "fake"}).json()
     assert answer == {"tokens": ids, "count": len(ids), "max_model_len": 2048}
-    told = server.post("/tokenize", {"messages": USER, "tools": TOOLS}).json()["tokens"]
+    with_tools = server.post("/tokenize", {"messages": USER, "tools": TOOLS}).json()["tokens"]
     plain = server.post("/tokenize", {"messages": USER}).json()["tokens"]
     off = {"messages": USER, "chat_template_kwargs": {"enable_thinking": False}}
-    assert len(told) > len(plain) < len(server.post("/tokenize", off).json()["tokens"])
+    assert len(with_tools) > len(plain) < len(server.post("/tokenize", off).json()["tokens"])
     back = server.post("/detokenize", {"tokens": ids, "model": "fake"}).json()
     assert back == {"prompt": "a bear"}

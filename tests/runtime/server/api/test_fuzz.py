@@ -20,7 +20,7 @@ FUZZ = "fuzz"  # the profile of `make fuzz`
 EXAMPLES = 3
 
 
-class Beside(Inline):
+class Threaded(Inline):
     """Reads bodies in a thread, as a server does in other processes: what is left to the event loop
     is measured."""
 
@@ -31,7 +31,7 @@ class Beside(Inline):
 
 
 SERVER = ApiClient(THOUGHT + "Hello", context=512)
-SERVER.service._pool = Beside(SERVER.service._pool.handler)  # type: ignore[attr-defined]
+SERVER.service._pool = Threaded(SERVER.service._pool.handler)  # type: ignore[attr-defined]
 SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", SERVER.app)
 
 

@@ -239,8 +239,8 @@ async def _ended(http: httpx.AsyncClient, path: str) -> Any:
 
 def test_what_runs_by_itself_can_be_asked_for_and_cancelled() -> None:
     async def ask(http: httpx.AsyncClient) -> None:
-        begun = (await http.post(PATH, json={**BODY, "background": True})).json()
-        path = f"{PATH}/{begun['id']}"
+        started = (await http.post(PATH, json={**BODY, "background": True})).json()
+        path = f"{PATH}/{started['id']}"
         now = await _ended(http, path)
         assert now["status"] == "completed" and now["output"][-1]["content"][0]["text"] == "Hello"
         assert (await http.post(path + "/cancel")).json() == now
@@ -250,13 +250,13 @@ def test_what_runs_by_itself_can_be_asked_for_and_cancelled() -> None:
     assert whole.client.cancelled == []
 
     async def cancel(http: httpx.AsyncClient) -> None:
-        begun = (await http.post(PATH, json={**BODY, "background": True})).json()
-        path = f"{PATH}/{begun['id']}"
+        started = (await http.post(PATH, json={**BODY, "background": True})).json()
+        path = f"{PATH}/{started['id']}"
         async with asyncio.timeout(60):
             while not (boxes and boxes[0].empty()):
                 await asyncio.sleep(0)
-        assert (begun["status"], begun["output"]) == ("in_progress", [])
-        again = {"input": "x", "previous_response_id": begun["id"]}
+        assert (started["status"], started["output"]) == ("in_progress", [])
+        again = {"input": "x", "previous_response_id": started["id"]}
         early = await http.post(PATH, json=again)
         assert early.status_code == 400 and "has not ended" in early.json()["error"]["message"]
         ended = (await http.post(path + "/cancel")).json()

@@ -15,8 +15,8 @@ from spark_engine.runtime.server.engine_client import engine_folder as assets
 from spark_engine.runtime.server.engine_client.engine_folder import (
     check_cache,
     check_drafts,
-    spell_cache,
-    spell_drafts,
+    describe_cache,
+    describe_drafts,
     unmet,
 )
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo
@@ -37,11 +37,11 @@ def test_more_drafts_than_the_engine_has_are_refused() -> None:
 
 
 def test_what_is_said_at_the_start() -> None:
-    said = [spell_drafts(asked, DRAFTING) for asked in (None, 3, 1, 0)]
+    said = [describe_drafts(asked, DRAFTING) for asked in (None, 3, 1, 0)]
     up_to = [" with up to 3 drafts a round"] * 2
     assert said == [*up_to, " with up to 1 draft a round", " without its drafts"]
-    assert spell_drafts(2, DRAFTING, fixed=True) == " with 2 drafts a round"
-    assert [spell_drafts(asked, PLAIN) for asked in (None, 0)] == ["", ""]
+    assert describe_drafts(2, DRAFTING, fixed=True) == " with 2 drafts a round"
+    assert [describe_drafts(asked, PLAIN) for asked in (None, 0)] == ["", ""]
 
 
 ROW, PAGE = 3 << 20, 1 << 20  # bytes
@@ -72,14 +72,14 @@ def test_a_prefix_cache_that_could_hold_nothing_is_refused(monkeypatch: pytest.M
 
 def test_what_is_said_of_a_prefix_cache() -> None:
     info = EngineInfo("e", PLAIN, (1,))
-    assert spell_cache(info) == ", without a prefix cache"
+    assert describe_cache(info) == ", without a prefix cache"
     pages = EngineInfo("e", PLAIN, (1,), {}, 3 << 29)
-    assert spell_cache(pages) == ", with a prefix cache of up to 1.50 GiB"
+    assert describe_cache(pages) == ", with a prefix cache of up to 1.50 GiB"
     both = EngineInfo("e", PLAIN, (1,), {}, 3 << 29, 7)
     words = ", with a prefix cache of up to 1.50 GiB with memory for 7 states"
-    assert spell_cache(both) == words
+    assert describe_cache(both) == words
     kept = EngineInfo("e", PLAIN, (1,), {}, 3 << 29, 7, disk_bytes=1 << 30)
-    assert spell_cache(kept) == words + ", and 1.00 GiB on disk"
+    assert describe_cache(kept) == words + ", and 1.00 GiB on disk"
 
 
 def test_what_was_asked_for_and_cannot_be_had_is_said() -> None:

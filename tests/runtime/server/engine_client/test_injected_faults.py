@@ -167,9 +167,9 @@ async def test_an_engine_that_falls_at_any_stage_comes_again(
             answer = await asyncio.wait_for(long, 90)
             error = answer.json()["error"]
             assert (answer.status_code, error["code"]) == (500, "engine_error"), (stage, kind)
-            told = "the engine stopped and is starting again"
-            assert error["message"] == f"{told}; send the request again", "and not why"
-            assert await server.health() == told
+            message = "the engine stopped and is starting again"
+            assert error["message"] == f"{message}; send the request again", "and not why"
+            assert await server.health() == message
             assert words in server.client.reason, "which the log says"
             (server.folder / "go").touch()
             found = await asyncio.wait_for(waits, 90)
@@ -241,7 +241,7 @@ async def test_memory_that_does_not_come_free_ends_the_server_so_that_it_is_star
 
 
 @pytest.mark.parametrize(("fault", "code"), [("lack", 75), ("refuse", 2)])
-async def test_a_first_start_that_may_succeed_later_ends_with_a_code_of_its_own(
+async def test_a_first_start_that_may_succeed_later_ends_with_its_own_code(
     tmp_path: Path, fault: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     order(tmp_path, "load", fault)

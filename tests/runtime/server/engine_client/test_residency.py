@@ -155,7 +155,7 @@ def test_the_least_recently_used_idle_engine_leaves_for_another() -> None:
     _run(lambda: Bench({"a": 1, "b": 1, "c": 1}, 2), use)
 
 
-def test_a_large_engine_takes_the_room_of_several_and_is_not_overtaken() -> None:
+def test_a_large_engine_takes_the_memory_of_several_and_is_not_overtaken() -> None:
     async def use(bench: Bench) -> None:
         bench.ask("a")
         await bench.settle()
@@ -249,7 +249,7 @@ def test_a_switch_that_has_started_is_completed() -> None:
     _run(lambda: Bench({"a": 1, "b": 1}, 1, wait_s=30), use)
 
 
-def test_an_engine_has_a_turn_also_if_those_who_waited_have_left() -> None:
+def test_an_engine_has_a_turn_also_if_those_that_waited_have_left() -> None:
     async def use(bench: Bench) -> None:
         bench.ask("a")
         await asyncio.sleep(TURN_S)

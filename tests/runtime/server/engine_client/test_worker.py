@@ -196,11 +196,11 @@ def test_a_cancel_of_what_has_ended_is_ignored() -> None:
 
 
 def test_short_memory_is_reported_to_the_engine_and_to_clients() -> None:
-    told: list[bool] = []
+    reported: list[bool] = []
 
     class Frugal(Idle):
         def save_memory(self, short: bool) -> None:
-            told.append(short)
+            reported.append(short)
 
     class Later(Socket):
         def recv_multipart(self) -> list[bytes]:
@@ -215,7 +215,7 @@ def test_short_memory_is_reported_to_the_engine_and_to_clients() -> None:
     socket: Any = Later(*[Ping()] * 4)
     with pytest.raises(Closed):
         Worker(socket, INFO, Frugal(), watch).run()  # type: ignore[arg-type]
-    assert told == [True, False]
+    assert reported == [True, False]
     reports = [r for r in socket.sent if isinstance(r, StepReport)]
     assert [r.stats.memory_short for r in reports] == [False, False, True, True, False]
 

@@ -120,7 +120,7 @@ def test_a_client_that_leaves_before_the_first_event_leaves_nothing_behind() -> 
     served = service(client, None)
     endpoints = Endpoints(served)
     scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-    told = iter(
+    answers = iter(
         [
             {
                 "type": "http.request",
@@ -131,7 +131,7 @@ def test_a_client_that_leaves_before_the_first_event_leaves_nothing_behind() -> 
 
     async def receive() -> Any:
         with contextlib.suppress(StopIteration):
-            return next(told)
+            return next(answers)
         await began.wait()
         return {"type": "http.disconnect"}
 

@@ -74,8 +74,8 @@ class Server:
 
     def __init__(self, most: int) -> None:
         self.refused: list[int] = []
-        told = self.refused.append
-        self.connections = Connections(most, READ_S, write_s=READ_S, refused=told)
+        on_refusal = self.refused.append
+        self.connections = Connections(most, READ_S, write_s=READ_S, refused=on_refusal)
         self.port = 0
         self.made: list[Heard] = []
         self.heard = self.said = 0  # bytes
@@ -240,7 +240,7 @@ def test_a_drip_does_not_move_the_deadline() -> None:
     Server(10).run(use)
 
 
-def test_the_body_has_a_time_of_its_own() -> None:
+def test_the_body_has_a_separate_time_limit() -> None:
     async def use(server: Server) -> None:
         reader, writer = await server.open(b"POST / HTTP/1.1\r\nhost: x\r\n")
         await passes(0.7 * READ_S)
@@ -357,5 +357,5 @@ def test_the_descriptors_are_raised_and_shared_out(monkeypatch: pytest.MonkeyPat
     limits.append((1024, resource.RLIM_INFINITY))
     assert connections.raise_descriptor_limit() == 1 << 20
     monkeypatch.setattr(os, "listdir", lambda _: ["0"] * 30)
-    assert connections.room_for_connections(64) == 64 - 30 - connections.SPARE
-    assert connections.room_for_connections(32) == 1
+    assert connections.connection_capacity(64) == 64 - 30 - connections.SPARE
+    assert connections.connection_capacity(32) == 1

@@ -192,7 +192,7 @@ def test_half_a_handshake_is_closed_in_time(tmp_path: Path, sent: bytes) -> None
 
 
 @needs_openssl
-def test_handshakes_are_counted_and_the_oldest_makes_room(tmp_path: Path) -> None:
+def test_handshakes_are_counted_and_the_oldest_is_closed(tmp_path: Path) -> None:
     cert, key = pair(tmp_path, "one")
     connections = Connections(2, 60.0)
     options = ServerOptions(tls_cert=cert, tls_key=key)

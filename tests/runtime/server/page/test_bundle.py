@@ -127,7 +127,7 @@ def test_a_file_makes_no_markup_of_text_and_asks_no_other_host(path: Path) -> No
     assert len(lines) <= 400, "it is two files"
 
 
-def test_the_index_holds_no_script_style_or_handler_of_its_own() -> None:
+def test_the_index_has_no_inline_script_style_or_handler() -> None:
     text = (FOLDER / "index.html").read_text()
     assert re.findall(r"\son\w+=|\sstyle=|<style", text) == []
     scripts = re.findall(r"<script([^>]*)>(.*?)</script>", text, re.DOTALL)
@@ -149,7 +149,7 @@ def test_every_file_is_reached_from_the_index_and_none_is_missing() -> None:
     assert reached == names
 
 
-def test_the_ids_that_scripts_ask_for_stand_in_the_index() -> None:
+def test_the_ids_that_scripts_ask_for_are_in_the_index() -> None:
     known = set(re.findall(r'\sid="([\w-]+)"', (FOLDER / "index.html").read_text()))
     for path in FILES:
         asked = set(re.findall(r'(?:find|getElementById)\("([\w-]+)"\)', path.read_text()))
@@ -163,7 +163,7 @@ def _luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_words_stand_out_from_what_is_behind_them(theme: int) -> None:
+def test_words_contrast_with_what_is_behind_them(theme: int) -> None:
     """WCAG's contrast of 4.5 for text, and of 3 for the lines of plots."""
     style = (FOLDER / "page.css").read_text()
     rows = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\);", style)

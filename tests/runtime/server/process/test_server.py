@@ -265,7 +265,7 @@ def test_a_round_of_tokens_is_one_chunk(server: Running, chat: bool) -> None:
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_cached_tokens_stand_in_every_usage(server: Running, chat: bool) -> None:
+def test_cached_tokens_are_in_every_usage(server: Running, chat: bool) -> None:
     for word in ("WARM", "COLD"):
         body: dict[str, Any] = {"max_tokens": 3, "n": 2}
         body |= {"messages": [{"role": "user", "content": word}]} if chat else {"prompt": word}
@@ -475,12 +475,12 @@ def test_a_step_that_raises_again_and_again_ends_the_server_with_its_words(
     tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     with _server(tokenizer_folder, grace_s=0.2, restarts=1, dumps=str(tmp_path)) as server:
-        beside = [_ask_in_thread(server, "SLOW", max_tokens=500) for _ in range(3)]
+        others = [_ask_in_thread(server, "SLOW", max_tokens=500) for _ in range(3)]
         _wait(lambda: server.metric("spark:num_requests_running") == 3, "three run")
         with pytest.raises(openai.InternalServerError, match="the engine stopped and does not"):
             server.client.completions.create(model="fake", prompt="BOOM")
-        _wait(lambda: all(beside), "every request has an end")
-        assert all("the engine stopped" in str(result[0]) for result in beside)
+        _wait(lambda: all(others), "every request has an end")
+        assert all("the engine stopped" in str(result[0]) for result in others)
         assert server.process.wait(EXIT_S) == 1, "by itself"
     first, second = sorted(tmp_path.iterdir())
     for dump in (first, second):

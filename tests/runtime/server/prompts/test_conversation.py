@@ -73,7 +73,7 @@ def test_a_server_without_a_thoughts_end_cannot_hold_a_budget() -> None:
         ChatReader(None, None, ChatOptions(think_budget=5))
 
 
-def test_thoughts_stand_under_both_names() -> None:
+def test_thoughts_are_under_both_names() -> None:
     message = _whole(FOUR)[0]["message"]
     assert message["reasoning_content"] == message["reasoning"] == "hm"
     assert message["content"] == "Four."

@@ -14,9 +14,9 @@ from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.common import (
     Body,
     Defaults,
+    capacity_after,
     check,
     fold_seed,
-    room_after,
     sampling,
 )
 from spark_engine.runtime.server.api.completions import CompletionBody
@@ -40,9 +40,9 @@ DEFAULTS = Defaults.of({"temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_samp
 NONE = Defaults.of({})
 
 
-def _params(body: Body, defaults: Defaults = DEFAULTS, room: int = 100) -> SamplingParams:
+def _params(body: Body, defaults: Defaults = DEFAULTS, available: int = 100) -> SamplingParams:
     check(body)
-    return sampling(body, defaults, room)
+    return sampling(body, defaults, available)
 
 
 def test_the_generation_config_holds_where_the_request_is_silent() -> None:
@@ -75,9 +75,9 @@ def test_how_many_tokens_come() -> None:
 
 
 def test_the_positions_after_a_prompt() -> None:
-    assert room_after([1] * 255, INFO.limits) == 1
+    assert capacity_after([1] * 255, INFO.limits) == 1
     with pytest.raises(BadField, match="prompt is too long: 256 tokens > 255 maximum") as caught:
-        room_after([1] * 256, INFO.limits)
+        capacity_after([1] * 256, INFO.limits)
     assert "this model's maximum context length is 256 tokens" in str(caught.value)
     assert caught.value.code == "context_length_exceeded"
 
