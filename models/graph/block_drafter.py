@@ -148,9 +148,9 @@ class BlockDrafter:
         for one a row. `logits`: of a hidden [tokens, H], with the ids
         that they are of if those are not all; `last`: the state's last update."""
         slots, read = w["slots"], w[state_out("last_tokens")]
-        begun = [read_ids, read, w[state_out("positions")], slots, accepted]
+        given = [read_ids, read, w[state_out("positions")], slots, accepted]
         names, attrs = ["draft.ids", "draft.starts", "draft.counts"], {"mask": self.config.mask}
-        ids, starts, counts = w.op("block_rows", begun, names, tile=w.tile, **attrs)
+        ids, starts, counts = w.op("block_rows", given, names, tile=w.tile, **attrs)
         with w.over([slots, starts, counts], scope="draft."):
             operands = [ids, read, slots, embedding]
             x = w.one("embed", operands, "embed", tile=w.tile, dtype=w.activation)

@@ -48,6 +48,35 @@ DEVICE Head turned(const u16* from, const float (&weight)[VEC], const int* offse
   return h;
 }
 
+// The keys and values of the block's tokens, of one kv head, from the first one's key on.
+DEVICE void load_block(Tiles& tiles, const u16* first, const float (&weight)[VEC],
+                       const int* offsets, int row, int start, const float* inv_freq) {
+  const int lane = lane_id();
+#pragma unroll 1
+  for (int t = threadIdx.x / 32; t < KEYS; t += WARPS) {
+    const u16* token = first + (i64)min(t, TOKENS - 1) * TOKEN;
+    const Head k = turned(token, weight, offsets, row, start + t, t, inv_freq, lane);
+    const RawHead v = load_raw(token + KV_HEADS * D, lane);
+#pragma unroll
+    for (int e = 0; e < VEC; ++e) {
+      ((u16*)tiles.keys[t])[lane * VEC + e] = to_bf16(k.x[e]);
+      ((u16*)tiles.values[t])[lane * VEC + e] = v.bits[e];
+    }
+  }
+}
+
+// The positions from `from` on; behind `end` the last one again, which is not seen.
+DEVICE void load_context(Tiles& tiles, const u8* k_pages, const u8* v_pages, const int* table,
+                         int kv, int from, int end) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < KEYS * D / 8; i += THREADS) {
+    const int t = i / (D / 8), at = i % (D / 8), position = min(from + t, end - 1);
+    const i64 offset = page_offset(table[position / PAGE], kv, position);
+    tiles.keys[t][at] = load8(k_pages, offset, at);
+    tiles.values[t][at] = load8(v_pages, offset, at);
+  }
+}
+
 // One warp's queries over the tile: `position` is that of the lane's key.
 DEVICE void score(Tiles& tiles, Softmax& s, bool there, int distance, float scale, int warp) {
   float x[OWN] = {};
@@ -151,21 +180,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll 1
   for (int from = first; from < end; from += KEYS) {
     __syncthreads();  // the keys before were read
-    for (int t = warp; own && t < KEYS; t += WARPS) {
-      const u16* token = tokens + (i64)min(t, TOKENS - 1) * TOKEN + (HEADS + kv) * D;
-      const Head k = turned(token, weight, offsets, row, start + t, t, inv_freq, lane);
-      const RawHead v = load_raw(token + KV_HEADS * D, lane);
-#pragma unroll
-      for (int e = 0; e < VEC; ++e) {
-        ((u16*)tiles.keys[t])[lane * VEC + e] = to_bf16(k.x[e]);
-        ((u16*)tiles.values[t])[lane * VEC + e] = v.bits[e];
-      }
-    }
-    for (int i = threadIdx.x; !own && i < KEYS * D / 8; i += THREADS) {
-      const int t = i / (D / 8), at = i % (D / 8), position = min(from + t, end - 1);
-      const int page = page_table[(i64)slot * most_pages + position / PAGE];
-      tiles.keys[t][at] = load8(k_pages, page_offset(page, kv, position), at);
-      tiles.values[t][at] = load8(v_pages, page_offset(page, kv, position), at);
+    if (own) {
+      load_block(tiles, tokens + (HEADS + kv) * D, weight, offsets, row, start, inv_freq);
+    } else {
+      const int* table = page_table + (i64)slot * most_pages;
+      load_context(tiles, k_pages, v_pages, table, kv, from, end);
     }
     __syncthreads();
     const int distance = own ? -TOKENS : start - from - lane;

@@ -1,8 +1,8 @@
 // One path through a block's candidates: each draft is the candidate with the greatest score, which
 // depends on the draft before it.
 //
-// A block has a row; a warp takes a candidate at a time, its lanes the columns of the codebooks. The
-// time is that of TILE - 1 dependent gathers. Not timed yet
+// A block has a row; a warp takes a candidate at a time, its lanes columns of the codebooks. It
+// takes as long as TILE - 1 dependent gathers. Not timed yet
 // (benchmarks/log/sampling/block_drafter.md).
 // Macros: TILE (tokens of a row), TOP (candidates), RANK (columns, even), DRAFTS (of a slot), WARPS.
 #include "common/numeric.cuh"

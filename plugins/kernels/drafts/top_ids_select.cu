@@ -3,8 +3,8 @@
 // Block (part, token) keeps its part of the logits in registers, LOADS times four a thread, and
 // takes the greatest (logit, ~place) TOP times; only the thread that had it looks again. The last
 // block of a token does the same with the keys of all parts and resets the counter. A place is as
-// good as an id: ids ascend. The first token of a row's block and rows without a token read nothing.
-// Not timed yet (benchmarks/log/sampling/block_drafter.md).
+// good as an id: ids ascend. The first token of a row's block and rows without a token read
+// nothing. Not timed yet (benchmarks/log/sampling/block_drafter.md).
 // Macros: LOGITS (of a token, a multiple of 4), VOCAB, SHORTLIST (1: with one), TILE, TOP, LOADS,
 // PARTS (blocks of a token), THREADS.
 #include "common/numeric.cuh"
@@ -26,17 +26,17 @@ DEVICE u64 next_of(const u64 (&keys)[N], u64 bound) {
 
 // The TOP greatest keys of the block, in their order, into `chosen`; 0 in place of missing ones.
 template <class Next>
-DEVICE void select(Next next, u64* room, u64* chosen) {
+DEVICE void select(Next next, u64* maxima, u64* chosen) {
   u64 mine = next(~0ull);
 #pragma unroll 1
   for (int r = 0; r < TOP; ++r) {
     u64 best = mine;
 #pragma unroll
     for (int d = 16; d; d >>= 1) best = greater(best, __shfl_xor_sync(~0u, best, d));
-    if (lane_id() == 0) room[(r & 1) * WARPS + threadIdx.x / 32] = best;
+    if (lane_id() == 0) maxima[(r & 1) * WARPS + threadIdx.x / 32] = best;
     __syncthreads();
 #pragma unroll
-    for (int w = 0; w < WARPS; ++w) best = greater(best, room[(r & 1) * WARPS + w]);
+    for (int w = 0; w < WARPS; ++w) best = greater(best, maxima[(r & 1) * WARPS + w]);
     if (threadIdx.x == 0) chosen[r] = best;
     if (best && mine == best) mine = next(best);
   }
@@ -46,8 +46,8 @@ DEVICE void select(Next next, u64* room, u64* chosen) {
 extern "C" __global__ void __launch_bounds__(THREADS)
     top_ids(const float* logits, const int* shortlist, const int* counts, int* ids, float* values,
             u64* found, int* arrived) {
-  __shared__ u64 room[2 * WARPS + TOP];
-  u64* chosen = room + 2 * WARPS;
+  __shared__ u64 maxima[2 * WARPS + TOP];
+  u64* chosen = maxima + 2 * WARPS;
   __shared__ int last;
   const int token = blockIdx.y, first = (blockIdx.x * LOADS * THREADS + threadIdx.x) * 4;
   wait_for_previous();
@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
         return best;
       },
-      room, chosen);
+      maxima, chosen);
   if (PARTS > 1) {
     if (threadIdx.x < TOP) {
       found[((i64)token * PARTS + blockIdx.x) * TOP + threadIdx.x] = chosen[threadIdx.x];
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       const int at = i * THREADS + threadIdx.x;
       parts[i] = at < PARTS * TOP ? __ldcg((const Word*)found + (i64)token * PARTS * TOP + at) : 0;
     }
-    select([&](u64 bound) { return next_of(parts, bound); }, room, chosen);
+    select([&](u64 bound) { return next_of(parts, bound); }, maxima, chosen);
   }
   if (threadIdx.x >= TOP) return;
   const u64 key = chosen[threadIdx.x];

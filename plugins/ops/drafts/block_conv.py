@@ -53,7 +53,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The block moved by a token, and a factor for each tap."""
     f, node = Text(), OP.named(attrs, specs)
-    h, wide, tile, side = node.dim("H"), node["deltas"].dims[1], *_numbers(attrs)
+    h, wide, tile, side = node.dim("H"), int(node["deltas"].shape[1]), *_numbers(attrs)
     groups = wide // (SIDES * TAPS)
     x, deltas = f("Reshape", widen(f, "x"), [-1, tile, h]), widen(f, "deltas")
     none = f("Mul", f("Slice", x, [0], [1], [1]), 0.0)
