@@ -4,7 +4,8 @@
 // A block has a row; a warp takes a candidate at a time, its lanes columns of the codebooks. It
 // takes as long as TILE - 1 dependent gathers. Not timed yet
 // (benchmarks/log/sampling/block_drafter.md).
-// Macros: TILE (tokens of a row), TOP (candidates), RANK (columns, even), DRAFTS (of a slot), WARPS.
+// Macros: TILE (tokens of a row), TOP (candidates), RANK (columns, even), DRAFTS (of a slot),
+// WARPS.
 #include "common/numeric.cuh"
 
 // Grid: rows.
