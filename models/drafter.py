@@ -62,15 +62,15 @@ def network(c: DrafterConfig) -> BlockDrafter:
 
 def _layer(c: DrafterConfig, name: str) -> BlockLayer:
     own, q, kv = f"{name}.self_attn", c.heads * c.head_dim, c.kv_heads * c.head_dim
-    parts = zip("qkv", (q, kv, kv), strict=True)
+    sizes = {"q": q, "k": kv, "v": kv}
     gate, up = (Linear(f"{name}.mlp.{n}_proj", c.intermediate, c.hidden) for n in ("gate", "up"))
     mixer = BlockAttention(
         own,
         c,
-        *(Linear(f"{own}.{n}_proj", rows, c.hidden) for n, rows in parts),
-        Linear(f"{own}.o_proj", c.hidden, q),
-        _norm(f"{own}.q_norm", c.head_dim),
-        _norm(f"{own}.k_norm", c.head_dim),
+        **{n: Linear(f"{own}.{n}_proj", rows, c.hidden) for n, rows in sizes.items()},
+        o=Linear(f"{own}.o_proj", c.hidden, q),
+        q_norm=_norm(f"{own}.q_norm", c.head_dim),
+        k_norm=_norm(f"{own}.k_norm", c.head_dim),
     )
     return BlockLayer(
         name,

@@ -58,7 +58,7 @@ class DraftRound:
                 x, pages = self._fill(w, self.head, sampled[0], hidden, last=not drafts)
         if drafts and isinstance(self.head, BlockDrafter):
             state = self._draft_block(w, self.head, ids, accepted, debug)
-        elif drafts and self.head:
+        elif drafts and isinstance(self.head, DraftHead):
             x = w.one("last_rows", [x, accepted], "draft.last", tile=w.tile)
             state = self._draft(w, self.head, x, pages, [draft_starts, certain], debug)
         if w.limits.suffix:
