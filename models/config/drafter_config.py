@@ -83,26 +83,28 @@ def read_drafter(config: Json) -> DrafterConfig:
         )
     with malformed_json(WHERE):
         row: dict[str, Any] = {**config, **(config.get(NESTED) or {})}
-        rope = row.get("rope_parameters") or row.get("rope_scaling") or {}
-        layers, taps = row["layer_types"], [int(i) for i in row["target_layer_ids"]]
+        rope = {
+            "rope_type": "default",
+            **(row.get("rope_parameters") or row.get("rope_scaling") or {}),
+        }
+        kinds, layers = {*map(str, row["layer_types"])}, len(row["layer_types"])
+        taps = tuple(int(i) for i in row["target_layer_ids"])
     for key, legal in _NEEDED.items():
         if row.get(key) not in legal:
             words = " or ".join(repr(v) for v in legal if v is not None) or "no value"
             raise CheckpointError(f"{WHERE}: {key} is {row.get(key)!r}; supported: {words}")
-    if (kind := rope.get("rope_type", "default")) != "default":
-        raise CheckpointError(f"{WHERE}: rope_type is {kind!r}; supported: 'default'")
-    if set(layers) != {"sliding_attention"}:
-        raise CheckpointError(
-            f"{WHERE}: layer_types are {', '.join(sorted(set(layers)))}; all must be "
-            "sliding_attention"
-        )
+    if rope["rope_type"] != "default":
+        raise CheckpointError(f"{WHERE}: rope_type is {rope['rope_type']!r}; supported: 'default'")
+    if kinds != {"sliding_attention"}:
+        words = ", ".join(sorted(kinds))
+        raise CheckpointError(f"{WHERE}: layer_types are {words}; all must be sliding_attention")
     reader = Reader(row, WHERE)
     made = DrafterConfig(
-        taps=tuple(taps),
+        taps=taps,
         target_layers=reader.optional("num_target_layers"),
         hidden=reader.count("hidden_size"),
         vocab=reader.count("vocab_size"),
-        layers=len(layers),
+        layers=layers,
         heads=reader.count("num_attention_heads"),
         kv_heads=reader.count("num_key_value_heads"),
         head_dim=reader.count("head_dim"),

@@ -134,6 +134,7 @@ REFUSED = {
     "yarn": ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e7}}, "rope_type is 'yarn'"),
     "no rank": ({"selector_rank": None}, "selector_rank is None: the key is required"),
     "another target": ({"target_model": "Qwen/Qwen3.6-27B"}, "trained for Qwen/Qwen3.6-27B"),
+    "no object": ({"rope_parameters": "yarn"}, "config.json is malformed"),
     "a mask outside": ({"mask_token_id": 160}, "mask_token_id is 160, which is no id"),
 }
 

@@ -24,12 +24,12 @@ from spark_engine.plugins.ops.drafts.round_operands import UNITS, WILD, Round
 from spark_engine.tensors import Array, DType, TensorSpec
 
 
-def _small(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
-    return np.asarray(rng.integers(0, 1000, dims), np.int32)
+def _any(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
+    return np.asarray(rng.integers(0, launch.specs["successor"].dims[0], dims), np.int32)
 
 
 OPERANDS = (
-    Operand("ids", Role.ACTIVATION, "i32[tokens,top]", fill=_small),
+    Operand("ids", Role.ACTIVATION, "i32[tokens,top]", fill=_any),
     operands.x("f32[tokens,top]", name="values"),
     operands.x("A[tokens,R]", name="query"),
     operands.weight("predecessor", "W[V,R]"),
