@@ -11,18 +11,24 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from spark_engine.builder.build import planned
+from spark_engine.builder.graph.family import FamilyGraph
+from spark_engine.builder.graph.graph_checks import Subject, verify
 from spark_engine.builder.plan.options import Options
 from spark_engine.errors import CheckpointError, OptionError
-from spark_engine.interface import Limits
+from spark_engine.interface import Limits, Precision
+from spark_engine.models.build_network import build_network
 from spark_engine.models.draft_options import DraftOptions
 from spark_engine.models.drafter import with_drafter
 from spark_engine.models.open_model import open_model
+from spark_engine.plugins.registry import REGISTRY
+from spark_engine.tensors import DType
 from tests.checkpoints import text_config, write_checkpoint
 from tests.models.draft_run import DraftRun, Round
 from tests.models.drafters import write_drafter
 from tests.models.reference_engine import ReferenceEngine
 from tests.oracles import draft_truth
 from tests.oracles.block_truth import Drafter
+from tests.repository import ROOT
 
 SMALL = {
     "num_hidden_layers": 4,
@@ -200,3 +206,20 @@ def test_what_a_folder_must_hold(tmp_path: Path, folders: tuple[Path, Path]) -> 
         planned(checkpoint, Options("cpu", drafter=str(whole), tp=2))
     model, plan = planned(checkpoint, Options("cpu", drafter=str(whole)))
     assert model.has_drafts and plan.limits.drafts == 7
+
+
+@pytest.mark.parametrize("dtype", ["checkpoint", "nvfp4"])
+def test_the_published_drafter_is_lowered(dtype: str) -> None:
+    """Its file has 81 tensors of 3,848,808,960 bytes."""
+    folder = ROOT / "benchmarks" / "configs"
+    model = with_drafter(open_model(folder / "qwen36-27b"), folder / "qwen38-27b-dflash2")
+    own = [spec for name, spec in model.tensors.items() if name.startswith("dflash.")]
+    assert (len(own), sum(spec.nbytes for spec in own)) == (81, 3_848_808_960)
+    limits = Limits(4, 256, 16, model.config.vocab, drafts=7, gdn_ring=8)
+    bf16 = Precision(DType.BF16, DType.F8E4M3, DType.F32)
+    for family in ("prefill", "decode", "verify_k7"):
+        network = build_network(model, family, limits, bf16, draft=DraftOptions(dtype))
+        network.graph.toposort()
+        graph = FamilyGraph(family, network.graph, dict(network.weights), network.states)
+        verify(Subject.of(graph, limits, REGISTRY), "lowered")
+    assert model.drafter is not None and model.drafter.taps == (5, 19, 33, 47, 61)
