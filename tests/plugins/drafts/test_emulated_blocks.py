@@ -7,11 +7,14 @@ import pytest
 
 from spark_engine.kernel import GB10, H200
 from spark_engine.op import Op
+from spark_engine.plugins import registry
 from spark_engine.plugins.ops.attention import block_attention
 from spark_engine.plugins.ops.drafts import block_conv, block_rows, draft_path, top_ids
+from spark_engine.tensors import DType, TensorSpec
 from tests.plugins import cuda_node, emulated
 
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
+BF16 = DType.BF16.numpy
 OPS = (block_rows.OP, block_conv.OP, top_ids.OP, draft_path.OP, block_attention.OP)
 
 
@@ -40,3 +43,17 @@ def test_kernels_of_a_block_do_what_references_do(op: Op, cache: Path) -> None:
                 limits, label = op.tolerance(case.attrs), f"{case.label} output {index}"
                 cuda_node.compare(label, g, w, limits, False)
     assert taken >= 5
+
+
+@pytest.mark.parametrize("widths", [(8, 24, 16, 8, 40), (2, 4, 6, 2, 4, 8, 2, 6)])
+def test_taps_are_joined_by_column(widths: tuple[int, ...], cache: Path) -> None:
+    (tactic,) = registry.STANDARD["Concat"].tactics
+    rng = np.random.default_rng(3)
+    arrays = [rng.integers(0, 1 << 16, (3, n)).astype(np.uint16).view(BF16) for n in widths]
+    specs = tuple(TensorSpec(f"p{i}", DType.BF16, a.shape) for i, a in enumerate(arrays))
+    made = TensorSpec("y", DType.BF16, (3, sum(widths)))
+    plan = tactic.plan({"axis": 1}, specs, H200)
+    (y,) = emulated.run(plan, tactic.source, arrays, (made,), cache, True)
+    np.testing.assert_array_equal(
+        y.view(np.uint16), np.concatenate([a.view(np.uint16) for a in arrays], axis=1)
+    )
