@@ -175,7 +175,7 @@ $(BIN)/python:
 
 $(VENV)/.run: pyproject.toml requirements.lock | $(BIN)/python
 	@grep -oE '^[A-Za-z0-9._-]+==[^ ;\\]+' requirements.lock > $(VENV)/versions.txt
-	$(PIP) install -c $(VENV)/versions.txt -e .
+	$(PIP) install --no-compile -c $(VENV)/versions.txt -e .
 	@touch $@
 
 # Exactly what requirements.lock names. uv takes a third of pip's time; pip serves where uv cannot

@@ -1,11 +1,18 @@
-"""How long the vision tower of a published size takes, and an image's first token next to text's.
+"""The vision tower of a published size, the first token of an image, and what others wait for it.
 
-`python -m benchmarks.time_images LAYOUT ENGINE` (`27b:nvfp4`; the layout gets the published tower
-of 27 blocks) builds ENGINE, and prints: milliseconds of the tower alone at `--grids` (rows x
-columns of the residual stream; each row has four patches), its products a second next to the card's
-bf16 rate; then milliseconds from a request to its first token, for a prompt with one image that the
-engine has not seen, for a text of as many tokens, and for that image a second time. Medians of
-`--times`. The client's part is timed apart: decoding and resizing a PNG of that size.
+`python -m benchmarks.time_images LAYOUT…` (`27b:nvfp4 35b-a3b:nvfp4`; a layout gets the published
+tower of 27 blocks) builds an engine of each in `--engines`, and prints of it:
+
+- the tower alone at `--grids` (rows x columns of the residual stream; each row has four patches):
+  milliseconds, and its products a second next to the card's bf16 rate;
+- milliseconds from a request to its first token, for a text and for a prompt with one image that
+  the engine has not seen and as many tokens; and of a core before that, to decode a PNG of that
+  size: with the client's part, what the image takes above the text;
+- the gaps between tokens of `--texts` sequences that decode, with prefill bounded by `--itl-ms`:
+  without images, and while `--screens` requests with an image of the first grid each come at once,
+  with the times to the first tokens of these.
+
+Medians of `--times`.
 """
 
 import argparse
@@ -29,14 +36,18 @@ from spark_engine.models.families.qwen3_5.config import VisionConfig
 from spark_engine.models.open_model import open_model
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import load
+from spark_engine.runtime.engine.policy.pacing import PrefillPolicy
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.images.decode import decode
 from spark_engine.runtime.images.tower_inputs import fill_inputs
-from spark_engine.vision import PATCH_VALUES, ROW_PATCHES, VISION, Image
+from spark_engine.vision import PATCH_VALUES, ROW_PATCHES, VISION, Image, VisionInfo
 
 WORDS = 200  # tokens of text around the image
-BUILD = "--decode 1 --prefill 1024,2048 --max-context 4096 --max-seqs 2 "
-BUILD += "--max-image-pixels 2097152 --drafts 0 --no-record"
+PLACE = 11  # of its first row in the prompt
+WARM = 10  # steps of the texts before the images come
+BUILD = "--decode 1,8,32 --prefill 64,256,1024,2048 --max-context 4096 --max-seqs 32 "
+BUILD += "--kv-tokens 98304 --max-image-pixels 2097152 --drafts 0 --no-record"
+IDS = 100_000  # ids of drawn prompts are below
 
 
 def with_tower(layout: str, folder: Path) -> Path:
@@ -97,7 +108,15 @@ def median_ms(call: Callable[[], object], times: int) -> float:
     return statistics.median(found) * 1e3
 
 
-def first_token_ms(engine: Engine, requests: list[Request]) -> list[float]:
+def prompt_of(rng: np.random.Generator, rows: int, info: VisionInfo | None) -> list[int]:
+    """WORDS drawn ids, with as many more as an image of so many rows has; its own with `info`."""
+    ids: list[int] = rng.integers(0, IDS, WORDS + rows + 2).tolist()
+    if info is not None:
+        ids[PLACE - 1 : PLACE + rows + 1] = [info.start_id, *[info.image_id] * rows, info.end_id]
+    return ids
+
+
+def first_token_ms(engine: Engine, requests: Sequence[Request]) -> list[float]:
     """Milliseconds to each request's first token, one after the other."""
     found = []
     for request in requests:
@@ -111,50 +130,131 @@ def first_token_ms(engine: Engine, requests: list[Request]) -> list[float]:
     return found
 
 
+def under_load(
+    engine: Engine, texts: Sequence[Request], others: Sequence[Request], steps: int
+) -> tuple[list[float], list[float]]:
+    """Milliseconds between tokens of `texts` while `others`, which come at once, get their first
+    tokens, or for so many steps without any; and milliseconds to these first tokens. The texts
+    decode when the others come, and must have enough tokens to come."""
+    numbers = {engine.submit(request) for request in texts}
+    seen = dict[int, float]()
+    while len(seen) < len(numbers):
+        seen |= {e.request_id: time.perf_counter() for e in engine.step() if e.token is not None}
+    for _ in range(WARM):
+        seen |= {e.request_id: time.perf_counter() for e in engine.step()}
+    start = time.perf_counter()
+    waiting, gaps, firsts = {engine.submit(request) for request in others}, [], []
+    while waiting or not others and steps:
+        steps -= 1
+        events, now = engine.step(), time.perf_counter()
+        for event in events:
+            if event.request_id in numbers:
+                if event.token is not None:
+                    gaps.append((now - seen[event.request_id]) * 1e3)
+                    seen[event.request_id] = now
+                if event.finish is not None:
+                    raise SystemExit("a text ended before the last image's first token: --tokens")
+            elif event.request_id in waiting:
+                waiting.remove(event.request_id)
+                firsts.append((now - start) * 1e3)
+    for number in numbers:
+        engine.cancel(number)
+    while not engine.idle:
+        engine.step()
+    return gaps, firsts
+
+
+def shares(found: Sequence[float]) -> str:
+    """Median, 99th percentile and most."""
+    p50, p99 = np.percentile(found, (50, 99))
+    return f"p50 {p50:.1f}, p99 {p99:.1f}, most {max(found):.1f} ms"
+
+
+def built(layout: str, engine: Path, options: str) -> Path:
+    """Builds the engine of a layout; returns the folder of its configs."""
+    folder = with_tower(layout, engine.parent / f"{engine.name}_configs")
+    command = [sys.executable, "-P", "-m", "spark_engine.builder.cli", str(folder)]
+    subprocess.run([*command, "-o", str(engine), *options.split()], check=True)
+    return folder
+
+
+def time_grid(engine: Engine, grid: tuple[int, int], tower: VisionConfig, times: int) -> None:
+    """Prints the tower's time and those of first tokens for images of a grid."""
+    info, here, rows = engine.loaded.vision, present(), grid[0] * grid[1]
+    assert info is not None
+    alone = tower_ms(engine, grid, times)
+    rate = products(rows, tower) / alone * 1e3
+    share = f" ({rate / here.bf16_flops:.0%} of the bf16 rate)" if here else ""
+    print(f"tower {4 * rows} patches: {alone:.2f} ms, {rate / 1e12:.0f} TFLOP/s{share}", flush=True)
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    rng, texts, images = np.random.default_rng(7), list[Request](), list[Request]()
+    for seed in range(times + 1):
+        texts.append(Request(tuple(prompt_of(rng, rows, None)), params))
+        ids = tuple(prompt_of(rng, rows, info))
+        images.append(Request(ids, params, images=(picture(grid, seed, PLACE),)))
+    text, image = (
+        statistics.median(first_token_ms(engine, requests)[1:]) for requests in (texts, images)
+    )
+    file, size = io.BytesIO(), (32 * grid[1], 32 * grid[0])
+    screen(*size).save(file, "PNG")
+    data = file.getvalue()
+    read = median_ms(lambda: Pillow.open(io.BytesIO(data)).load(), times)
+    whole = median_ms(partial(decode, data, info), times)
+    print(
+        f"first token of {WORDS + rows + 2} tokens: text {text:.1f} ms, image {image:.1f}: tower "
+        f"{alone:.1f}, other {image - text - alone:.1f}; before it {whole:.1f} to decode a PNG of "
+        f"{size[0]} x {size[1]}, {read:.1f} of them in Pillow: {image + whole - text:.1f} ms above "
+        "the text in all",
+        flush=True,
+    )
+
+
+def time_load(engine: Engine, grid: tuple[int, int], args: argparse.Namespace) -> None:
+    """Prints the gaps of texts without and with images that come at once."""
+    info, rows = engine.loaded.vision, grid[0] * grid[1]
+    assert info is not None
+    rng, first = np.random.default_rng(8), SamplingParams(max_tokens=1, ignore_eos=True)
+    for count in (0, args.screens):
+        on = SamplingParams(max_tokens=args.tokens, ignore_eos=True)
+        texts = [Request(tuple(prompt_of(rng, 0, None)), on) for _ in range(args.texts)]
+        others = [
+            Request(tuple(prompt_of(rng, rows, info)), first, images=(picture(grid, seed, PLACE),))
+            for seed in range(100, 100 + count)
+        ]
+        gaps, firsts = under_load(engine, texts, others, args.tokens // 2)
+        over = sum(gap > args.itl_ms for gap in gaps)
+        said = f"{args.texts} texts, {count} images of {4 * rows} patches at once: gaps "
+        said += f"{shares(gaps)}; {over} of {len(gaps)} over {args.itl_ms:g} ms"
+        print(said + (f"; first tokens {shares(firsts)}" if firsts else ""), flush=True)
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("layout")
-    parser.add_argument("engine", type=Path)
+    parser.add_argument("layouts", nargs="+", metavar="LAYOUT")
+    parser.add_argument("--engines", type=Path, default=Path("engines"), help="folder of engines")
     parser.add_argument("--build", default=BUILD, help="options of the build")
     parser.add_argument("--grids", default="34x60,16x16,8x8", help="rows x columns, a list")
     parser.add_argument("--times", type=int, default=7)
+    parser.add_argument("--texts", type=int, default=8, help="sequences that decode")
+    parser.add_argument("--screens", type=int, default=16, help="images that come at once")
+    parser.add_argument("--tokens", type=int, default=600, help="most that a text decodes")
+    parser.add_argument("--itl-ms", type=float, default=60.0)
     args = parser.parse_args(words)
     grids = [(int(a), int(b)) for a, _, b in (g.partition("x") for g in args.grids.split(","))]
-    folder = with_tower(args.layout, args.engine.parent / f"{args.engine.name}_configs")
-    command = [sys.executable, "-P", "-m", "spark_engine.builder.cli", str(folder)]
-    subprocess.run([*command, "-o", str(args.engine), *args.build.split()], check=True)
-    loaded = load(args.engine, 0, 1)
-    assert loaded.folder is not None
-    info = loaded.folder.manifest.vision
-    assert info is not None
-    tower, here = open_model(folder).config.vision, present()
-    engine = Engine(loaded, EngineOptions(swap_bytes=0))
-    rng = np.random.default_rng(7)
-    for grid in grids:
-        rows = grid[0] * grid[1]
-        ms = tower_ms(engine, grid, args.times)
-        rate = products(rows, tower) / ms * 1e3
-        share = f" ({rate / here.bf16_flops:.0%} of the bf16 rate)" if here else ""
-        print(
-            f"tower {4 * rows} patches: {ms:.2f} ms, {rate / 1e12:.0f} TFLOP/s{share}", flush=True
-        )
-        params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-        texts, images = list[Request](), list[Request]()
-        for seed in range(args.times + 1):
-            ids = rng.integers(0, 100_000, WORDS + rows + 2).tolist()
-            texts.append(Request(tuple(ids), params))
-            ids[10], ids[11 + rows] = info.start_id, info.end_id
-            ids[11 : 11 + rows] = [info.image_id] * rows
-            images.append(Request(tuple(ids), params, images=(picture(grid, seed, 11),)))
-        text = statistics.median(first_token_ms(engine, texts)[1:])
-        image = statistics.median(first_token_ms(engine, images)[1:])
-        print(f"first token of {WORDS + rows + 2} tokens: text {text:.1f} ms, image {image:.1f}")
-        file = io.BytesIO()
-        screen(32 * grid[1], 32 * grid[0]).save(file, "PNG")
-        took = median_ms(partial(decode, file.getvalue(), info), 3)
-        print(f"decoding a PNG of {32 * grid[1]} x {32 * grid[0]}: {took:.1f} ms", flush=True)
-    engine.close()
+    for layout in args.layouts:
+        path = args.engines / f"images_{Path(layout).name.replace(':', '_')}"
+        tower = open_model(built(layout, path, args.build)).config.vision
+        assert tower is not None
+        print(layout, flush=True)
+        engine = Engine(load(path, 0, 1, cache_bytes=0), EngineOptions(swap_bytes=0))
+        for grid in grids:
+            time_grid(engine, grid, tower, args.times)
+        engine.close()
+        options = EngineOptions(swap_bytes=0, policy=PrefillPolicy(itl_ms=args.itl_ms))
+        engine = Engine(load(path, 0, 1, cache_bytes=0), options)
+        time_load(engine, grids[0], args)
+        engine.close()
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tactics", help="names, a list; default all")
     parser.add_argument("--behind", type=int, default=0, help="tokens prefilled before")
     parser.add_argument("--context", type=int, default=CONTEXT, help="tokens of decode rows")
-    parser.add_argument("--mlp-activations", default="bf16", help="of the build: bf16 or fp8")
+    parser.add_argument("--mlp-activations", default="auto", help="of the build: auto, bf16 or fp8")
     parser.add_argument("--tp", type=int, default=1, help="ranks of the engine")
     parser.add_argument("--rounds", type=int, default=3, help="times of each tactic")
     parser.add_argument("--predict", action="store_true", help="costs and floors, without a GPU")

@@ -1,16 +1,23 @@
-"""From nothing to ready: the seconds of each stage of opening an engine, and the upload alone.
+"""From nothing to ready, and from a checkpoint to an engine: seconds of each stage.
 
-`python -m benchmarks.time_start ENGINE` times the imports, then `load` by its stages: files (the
-manifest, and every file but the weights verified), device (context), weights (read, verified and
-copied at once), memory (states, tables, arena), then each bucket (cubins, a first run, the
-capture). `python -m benchmarks.time_start --file GIB [FOLDER]` writes a file of that size and
-times `upload_file` over numbers of threads and sizes of pieces: best and worst of three, GB/s.
-The file is in the page cache in both cases if it was written or read shortly before.
+`python -m benchmarks.time_start ENGINE` times `load` by its stages: imports, files (the manifest,
+and every file but the weights verified), device (context), memory (states, tables, arena), buckets
+by family (cubins, the capture), and the wait for the weights, which are read meanwhile; then the
+command to `/ready`. With `--build CONFIG` it builds ENGINE first, and again unchanged, by the
+stages of the build's report; a new parent folder of ENGINE has no kernels and no times.
+`python -m benchmarks.time_start --file GIB [FOLDER]` writes a file of that size and times `Upload`
+over numbers of threads and sizes of pieces: best and worst of three, GB/s. The file is in the page
+cache in all cases if it was written or read shortly before.
 """
 
 import argparse
+import json
+import socket
+import subprocess
 import sys
 import time
+import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -20,24 +27,64 @@ LANES, PIECES = (4, 8, 16), (1 << 20, 4 << 20, 16 << 20)
 
 
 def stages(folder: Path) -> None:
-    """Prints a line for each stage, and the seconds since `main` began."""
+    """Prints a line for each stage, buckets of a family together, and the seconds of all."""
     start = last = time.perf_counter()
+    taken: dict[str, list[float]] = {}
 
     def mark(stage: str) -> None:
         nonlocal last
         now = time.perf_counter()
-        print(f"  {stage:14s} {now - last:7.3f} s")
+        taken.setdefault(stage.partition(" ")[0], []).append(now - last)
         last = now
 
     from spark_engine.runtime.engine.load import load
 
     mark("imports")
-    loaded = load(folder, mark=mark)
+    loaded = load(folder, mark=mark, masks=True)
+    for stage, seconds in taken.items():
+        print(f"  {stage:14s} {sum(seconds):7.3f} s" + f" of {len(seconds)}" * (len(seconds) > 1))
     assert loaded.folder is not None
     weights = loaded.folder.weights_path.stat().st_size
-    print(f"  ready after {last - start:.3f} s; weights of {weights / 1e9:.2f} GB")
-    for executor in loaded.executors.values():
-        executor.close()
+    print(f"  loaded after {last - start:.3f} s; weights of {weights / 1e9:.2f} GB")
+    loaded.close()
+
+
+def served(folder: Path) -> None:
+    """Prints the seconds from the command to `/ready`. Raises RuntimeError if the server ends."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    module = "spark_engine.runtime.cli.spark_run"
+    command = [sys.executable, "-P", "-m", module, str(folder), "--serve", "--port", str(port)]
+    start = time.perf_counter()
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
+        try:
+            while not _ready(port):
+                if server.poll() is not None:
+                    raise RuntimeError(f"{' '.join(command)} ended with {server.returncode}")
+                time.sleep(0.01)
+            print(f"  ready after {time.perf_counter() - start:.3f} s")
+        finally:
+            server.terminate()
+
+
+def _ready(port: int) -> bool:
+    with suppress(OSError):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=1) as answer:
+            return bool(answer.status == 200)
+    return False
+
+
+def built(config: Path, folder: Path) -> None:
+    """Builds the engine and prints the seconds of each stage. Raises CalledProcessError if the
+    build fails."""
+    module = "spark_engine.builder.cli"
+    command = [sys.executable, "-P", "-m", module, str(config), "-o", str(folder), "--json"]
+    start = time.perf_counter()
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, stderr=subprocess.DEVNULL)
+    taken = json.loads(done.stdout)["seconds"]
+    print("  " + ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in taken.items()))
+    print(f"  built in {time.perf_counter() - start:.1f} s")
 
 
 def upload(size: int, folder: Path) -> None:
@@ -61,7 +108,7 @@ def upload(size: int, folder: Path) -> None:
                     digests: dict[int, str] = {}
                     start = time.perf_counter()
                     resources = DeviceResources(gpu)
-                    module.upload_file(resources, path, CHUNK, digests.__setitem__, lanes)
+                    module.Upload(resources, path, CHUNK, digests.__setitem__, lanes).wait()
                     rates.append(size / (time.perf_counter() - start) / 1e9)
                     resources.close()
                     assert len(set(digests.values())) == 1, "equal chunks have equal digests"
@@ -76,6 +123,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("/tmp"))
+    parser.add_argument("--build", type=Path, metavar="CONFIG", help="build the engine first")
     parser.add_argument("--file", type=float, help="GiB of a file to upload")
     given = parser.parse_args()
     if given.file:
@@ -83,7 +131,10 @@ def main() -> None:
         upload(int(given.file * (1 << 30)) // CHUNK * CHUNK, given.folder)
     else:
         print(given.folder)
+        for _ in range(2 if given.build else 0):
+            built(given.build, given.folder)
         stages(given.folder)
+        served(given.folder)
 
 
 if __name__ == "__main__":

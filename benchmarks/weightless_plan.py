@@ -34,7 +34,7 @@ from spark_engine.op import DOMAIN
 from spark_engine.plugins.registry import REGISTRY
 
 ROWS, PROMPTS, DRAFTS = (1, 8, 32, 64, 128), (4096, 8192), (1, 3)  # of the engines that are planned
-LAYER = re.compile(r"(?<![a-z])(layers|draft)\.\d+\.")
+LAYER = re.compile(r"(?<![a-z])(layers|draft|blocks)\.\d+\.")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from itertools import chain
 from spark_engine import interface, manifest
 from spark_engine.builder.fingerprint import producer
 from spark_engine.builder.graph.family import FamilyGraph
+from spark_engine.builder.graph.lower import fp8_mlps
 from spark_engine.builder.graph.rewrite import Rewritten
 from spark_engine.builder.plan.options import BuildPlan
 from spark_engine.errors import GraphError
@@ -67,7 +68,7 @@ def make_manifest(
         tables=tables,
         buckets=tuple(buckets),
         memory=manifest.Memory.of(layout.total, states, tables, buckets),
-        quantisation=quantisation(model, plan.draft, plan.mlp_activations == "fp8"),
+        quantisation=quantisation(model, plan.draft, fp8_mlps(plan)),
         fusions={family: done.counts for family, done in rewritten.items()},
         refusals=_refusals(rewritten),
         tactics=tuple(tactics),

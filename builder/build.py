@@ -5,12 +5,14 @@ Knows the order of the steps and not what they do.
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 
 from spark_engine.builder import report
 from spark_engine.builder.assemble import make_manifest, weight_specs
@@ -72,6 +74,7 @@ from spark_engine.vision import VISION
 from spark_engine.weights_file import WeightLayout, fill_weights, plan_weights
 
 CUBINS = ".cubins"  # next to the engine folders: compiled kernels by content
+WRITE = "write"  # the stage
 WORKERS = 16  # threads that make weights; numpy lets them run side by side
 Progress = Callable[[str], None]
 BUCKET_FILE = 1 << 20  # bytes of a `.engine` file, about
@@ -125,20 +128,17 @@ def build(
             pack_all(graphs)
             clock.start("verify", "the packed graphs")
             verify_all(graphs, plan, "packed")
-            if backend.timed:
-                clock.start("compile", "the kernels of tactics that compete")
-                backend.compile_candidates([*graphs.values()], advance)
-            clock.start("choose", "tactics")
-            backend.choose([*graphs.values()], progress)
-            clock.start("compile", f"the chosen kernels for {plan.target}")
-            backend.compile(advance)
         layout = plan_weights(weight_specs([*graphs.values()]))
         small = BUCKET_FILE * len(plan.buckets)
         check_space(destination, plan.ranks * layout.total + text_bytes(checkpoint) + small)
         unsaid: tuple[str, ...] = ()
         with staging(destination) as folder:
-            clock.start("write", f"{report.size(plan.ranks * layout.total)} of weights")
-            emit_weights(model, graphs, layout, folder, plan.ranks, clock)
+            write = partial(emit_weights, model, graphs, layout, folder, plan.ranks, clock)
+            with begun(write, now=not host_budget(None).shared) as written:
+                if backend.kernels:
+                    choose_kernels(backend, [*graphs.values()], plan.target, clock, progress)
+                clock.start(WRITE, f"{report.size(plan.ranks * layout.total)} of weights")
+                written()
             clock.start("emit", "the buckets")
             backend.weights = folder / weights_name(0, plan.ranks)
             buckets = emit_buckets(graphs, plan, layout, folder, backend, advance)
@@ -157,6 +157,44 @@ def build(
     notes += (*draft_costs(manifest, specs), *tower_note(manifest, specs), *unsaid)
     seconds = clock.seconds()
     return BuildReport(manifest, True, seconds, clock.peak_rss(), notes, clock.peak_anonymous)
+
+
+def choose_kernels(
+    backend: Backend,
+    graphs: Sequence[FamilyGraph],
+    target: str,
+    clock: StageClock,
+    progress: Progress,
+) -> None:
+    """Chooses tactics and compiles their kernels."""
+    if backend.timed:
+        clock.start("compile", "the kernels of tactics that compete")
+        backend.compile_candidates(graphs, clock.advance)
+    clock.start("choose", "tactics")
+    backend.choose(graphs, progress)
+    clock.start("compile", f"the chosen kernels for {target}")
+    backend.compile(clock.advance)
+
+
+@contextmanager
+def begun(work: Callable[[Event], None], now: bool) -> Iterator[Callable[[], None]]:
+    """Runs `work` in a thread; the function it gives waits for the end, and raises its error.
+
+    If the block raises, the event is set, upon which `work` ends early. Unless `now`, `work` runs
+    when the function is called: where host and GPU share their memory, tactics are timed in what
+    the weights would take.
+    """
+    stop = Event()
+    if not now:
+        yield partial(work, stop)
+        return
+    with ThreadPoolExecutor(1, "weights") as pool:
+        running = pool.submit(work, stop)
+        try:
+            yield running.result
+        except BaseException:
+            stop.set()
+            raise
 
 
 def planned(checkpoint: Path, options: Options) -> tuple[Model, BuildPlan]:
@@ -293,10 +331,11 @@ def emit_weights(
     folder: Path,
     ranks: int,
     clock: StageClock,
+    stop: Event,
 ) -> None:
     """Evaluates the recipes of all ranks and writes one file of weights per rank, all with one
     layout. Several recipes run at once, within the free host memory. Raises CapacityError if the
-    largest tensor does not fit."""
+    largest tensor does not fit, InterruptedError once `stop` is set."""
     in_work = weights_in_work(layout, host_budget(available_memory()))
     weights = {name: w for graph in graphs.values() for name, w in graph.weights.items()}
     assert model.checkpoint is not None
@@ -304,11 +343,14 @@ def emit_weights(
 
     def make(recipes: Mapping[str, Recipe], name: str) -> Array:
         nonlocal done
+        if stop.is_set():
+            raise InterruptedError
         value = recipes[name].evaluate(reader)
         with lock:
             clock.look()
             done += value.nbytes
-            clock.advance(done, ranks * layout.total)
+            if clock.stage == WRITE:  # else another stage shows its progress
+                clock.advance(done, ranks * layout.total)
         return value
 
     for rank in range(ranks):

@@ -152,11 +152,10 @@ class _Build(click.Command):
 )
 @click.option(
     "--mlp-activations",
-    default="bf16",
-    show_default=True,
+    default="auto",
     type=click.Choice(MLP_ACTIVATIONS),
     help="How prefill multiplies dense NVFP4 MLPs: bf16, activations as they are (W4A16); fp8, "
-    "weights and activations rounded to e4m3 (W4A8).",
+    "weights and activations rounded to e4m3 (W4A8); auto: fp8 on a GPU without --invariant.",
 )
 @click.option(
     "--gdn-ring",

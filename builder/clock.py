@@ -30,6 +30,11 @@ class StageClock:
         self._starts.append((stage, time.perf_counter()))
         self._progress(f"{stage} {what}")
 
+    @property
+    def stage(self) -> str:
+        """The current stage."""
+        return self._starts[-1][0] if self._starts else ""
+
     def seconds(self) -> dict[str, float]:
         """Seconds by stage, summed over its runs; the last one runs until now."""
         ends = [at for _, at in self._starts[1:]] + [time.perf_counter()]

@@ -35,13 +35,22 @@ _FOREIGN = ("CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_INVALID_IMAGE", "CUDA_ER
 
 
 def queueing(
-    stream: Any, function: Any, shape: Shape, args: Sequence[int | float]
+    stream: Any,
+    function: Any,
+    shape: Shape,
+    args: Sequence[int | float],
+    configs: dict[Shape, Any] | None = None,
 ) -> Callable[[], None]:
     """A function that queues the kernel on the stream on every call.
 
-    `args` are addresses and numbers in the order of `shape.kinds`.
+    `args` are addresses and numbers in the order of `shape.kinds`. `configs`: those made before for
+    this stream, which the caller keeps, since a bucket has few distinct shapes.
     """
-    config = _config(stream, shape)
+    config = None if configs is None else configs.get(shape)
+    if config is None:
+        config = _config(stream, shape)
+        if configs is not None:
+            configs[shape] = config
     given = tuple(args), tuple(_TYPES[kind] for kind in shape.kinds)
 
     def queue() -> None:

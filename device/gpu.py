@@ -38,6 +38,7 @@ Module = Any  # a CUmodule
 Function = Any  # a CUfunction
 Graph = Any  # a CUgraphExec
 Event = Any  # a CUevent
+Stream = Any  # a CUstream
 
 
 def present() -> Target | None:
@@ -111,6 +112,7 @@ class Gpu:
     def __init__(self) -> None:
         self._device = _first()
         self._modules: list[Module] = []
+        self._configs: dict[Shape, Any] = {}
         with ExitStack() as undo:
             before = value(driver.cuCtxGetCurrent())
             context = value(driver.cuDevicePrimaryCtxRetain(self._device))
@@ -199,9 +201,10 @@ class Gpu:
         with self._alone():
             value(driver.cuMemFreeHost(memory.ctypes.data))
 
-    def upload(self, address: int, array: Array) -> None:
+    def upload(self, address: int, array: Array, stream: Stream | None = None) -> None:
         """Queues a copy to the device; `array` is C-contiguous and must not change before."""
-        value(driver.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, self.stream))
+        on = self.stream if stream is None else stream
+        value(driver.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, on))
 
     def download(self, array: Array, address: int) -> None:
         """Queues a copy from the device into a C-contiguous array."""
@@ -252,6 +255,11 @@ class Gpu:
         """A function of a loaded cubin."""
         return value(driver.cuModuleGetFunction(module, symbol.encode()))
 
+    def load_function(self, function: Function) -> None:
+        """Loads its code now, which the driver otherwise does at the first launch."""
+        with self._alone():
+            value(driver.cuFuncLoad(function))
+
     def allow_shared(self, function: Function, nbytes: int) -> None:
         """Allows launches this much dynamic shared memory; up to 48 KiB in all need no call."""
         if self.smem_scale is not None:
@@ -272,7 +280,8 @@ class Gpu:
         self, function: Function, shape: Shape, args: Sequence[int | float]
     ) -> Callable[[], None]:
         """A function that queues this kernel on every call, for repeated launches."""
-        return queueing(self.stream, function, self._crowded(function, shape), args)
+        shape = self._crowded(function, shape)
+        return queueing(self.stream, function, shape, args, self._configs)
 
     def _crowded(self, function: Function, shape: Shape) -> Shape:
         """The launch with the rehearsed GPU's number of blocks per multiprocessor."""
@@ -320,9 +329,18 @@ class Gpu:
         """Destroys an event."""
         value(driver.cuEventDestroy(event))
 
-    def record(self, event: Event) -> None:
+    def record(self, event: Event, stream: Stream | None = None) -> None:
         """Queues the event."""
-        value(driver.cuEventRecord(event, self.stream))
+        value(driver.cuEventRecord(event, self.stream if stream is None else stream))
+
+    def new_stream(self) -> Stream:
+        """Creates a stream that waits for no other; `upload` and `record` take it."""
+        flag = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
+        return value(driver.cuStreamCreate(flag))
+
+    def destroy_stream(self, stream: Stream) -> None:
+        """Destroys a stream of `new_stream`."""
+        value(driver.cuStreamDestroy(stream))
 
     def wait_for(self, event: Event) -> None:
         """Blocks until the event is recorded on the GPU."""

@@ -6,7 +6,7 @@ Knows pairs of acquiring and releasing calls; knows no engine.
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from spark_engine.device.gpu import Event, Gpu, Graph
+from spark_engine.device.gpu import Event, Gpu, Graph, Stream
 from spark_engine.tensors import Bytes
 
 
@@ -40,6 +40,12 @@ class DeviceResources:
         event = self.gpu.event(timed)
         self._undo.callback(self.gpu.destroy_event, event)
         return event
+
+    def stream(self) -> Stream:
+        """Creates a stream that waits for no other."""
+        stream = self.gpu.new_stream()
+        self._undo.callback(self.gpu.destroy_stream, stream)
+        return stream
 
     def finally_(self, undo: Callable[[], None]) -> None:
         """Registers a call that `close` makes in its order."""

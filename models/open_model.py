@@ -35,7 +35,7 @@ from spark_engine.models.checkpoint.files import (
 from spark_engine.models.checkpoint.layout import HEAD, Layout
 from spark_engine.models.checkpoint.quant_schemes import Declared, Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable, declarations, quant_table
-from spark_engine.models.checkpoint.tensor_list import Row, ValueKind, of_kind
+from spark_engine.models.checkpoint.tensor_list import PLAIN, Row, ValueKind, of_kind
 from spark_engine.models.checkpoint.weight_files import weight_files
 from spark_engine.models.config.json_values import Json, malformed_json
 from spark_engine.models.config.model_config import ModelConfig
@@ -72,7 +72,7 @@ def open_model(path: Path | str, rope_scaling: Json | None = None) -> Model:
     rows, (drafts, note) = family.tensors(config), family.draft_tensors(config)
     layout = Layout.detect(checkpoint.tensors, rows, drafts)
     declared = quant_table(rows, given.declared, layout.fused)
-    table = declared.spelled(layout, checkpoint.tensors)
+    table = declared.spelled(layout, checkpoint.tensors, rows)
     expected = expected_tensors(rows, config.dtype, table, layout)
     _check_declared(given, declared, checkpoint)
     ignored = check_tensors(expected, checkpoint.tensors, family.ignored_prefixes)
@@ -201,7 +201,13 @@ def _check_declared(given: Description, table: QuantTable, checkpoint: Checkpoin
             f"{', '.join(packed)} weights are quantised, but config.json has no "
             "quantization_config for them: take it, and hf_quant_config.json, from their export"
         )
-    if not given.config.tied and not any(t.name.startswith(f"{HEAD}.") for t in text):
+    head = {t.dtype for t in text if f"{HEAD}." in t.name}
+    if given.config.tied and not head <= {*PLAIN}:
+        raise CheckpointError(
+            f"{HEAD} has {', '.join(sorted(head - {*PLAIN}))} weights, though config.json says "
+            "tie_word_embeddings: set it to false, as quantising a head unties it"
+        )
+    if not given.config.tied and not head:
         raise CheckpointError(
             f"{HEAD}.weight is missing, and config.json does not say tie_word_embeddings: set it "
             "to true if the head is the embedding, else download the weights again"

@@ -204,15 +204,17 @@ def _scale(leaf: str, row: Row) -> float:
 
 
 def _by_table(rng: np.random.Generator, count: int, table: Array) -> Array:
-    out = np.empty(count, table.dtype)
+    # As whole numbers, which numpy copies fast and without the interpreter's lock.
+    whole = table.view(f"u{table.dtype.itemsize}")
+    out = np.empty(count, whole.dtype)
     for start in range(0, count, _BLOCK):
         part = out[start : start + _BLOCK]
-        part[...] = np.take(table, _bytes(rng, len(part)))
-    return out
+        part[...] = whole[_bytes(rng, len(part))]
+    return out.view(table.dtype)
 
 
 def _bytes(rng: np.random.Generator, count: int) -> NDArray[np.uint8]:
-    words = rng.integers(0, 2**64 - 1, -(-count // 8), np.uint64, endpoint=True)
+    words: NDArray[np.uint64] = rng.bit_generator.random_raw(-(-count // 8))
     return words.view(np.uint8)[:count]
 
 

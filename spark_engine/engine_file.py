@@ -164,16 +164,21 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def open_folder(
-    path: Path, target: str, deferred: Collection[str] = (), advance: Advance = ignore
+    path: Path,
+    target: str,
+    deferred: Collection[str] = (),
+    advance: Advance = ignore,
+    manifest: Manifest | None = None,
 ) -> EngineFolder:
     """Opens the engine at `path` for the machine's `target`, after verifying every byte.
 
     Of the files named in `deferred` only the length is verified here: their reader must call
     `check_chunk` for each chunk. Several threads call `advance` with the number of verified chunks
-    and that of all. Raises EngineError, naming the file and the remedy, for a newer format, another
-    target, or a file that is missing, of a wrong length, or changed.
+    and that of all. `manifest`: the folder's, where it was read before. Raises EngineError, naming
+    the file and the remedy, for a newer format, another target, or a file that is missing, of a
+    wrong length, or changed.
     """
-    manifest = read_manifest(path)
+    manifest = manifest or read_manifest(path)
     if manifest.target != target:
         raise EngineError(
             f"{path} was built for {manifest.target!r} and this machine runs {target!r}: "

@@ -268,7 +268,7 @@ class Launch:
         resident: blocks wait for other blocks of the launch outside their cluster, so all of
             them must run at once: a GPU that cannot hold so many is refused. (Blocks that only
             count arrivals, and leave the rest to the last one, do not wait.)
-        early: what `begin_early` may make of it, where ranks wait for one another.
+        early: what `begin_early` may make of it (builder/native/early.py).
     """
 
     symbol: str

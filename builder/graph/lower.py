@@ -26,17 +26,25 @@ from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.state.replay_ring import ring_width
 from spark_engine.tensors import DType
 
-MLP_ACTIVATIONS = ("bf16", "fp8")
+MLP_ACTIVATIONS = ("auto", "bf16", "fp8")
 NAMED = 3  # rounded matrices that a note lists
 
 
 def lower(model: Model, plan: BuildPlan, family: str) -> FamilyGraph:
     """The unfused graph of `family`. Raises what `build_network` raises."""
     draft = plan.draft or DraftOptions()
-    fp8 = plan.mlp_activations == "fp8" and family == PREFILL
+    fp8 = fp8_mlps(plan) and family == PREFILL
     network = build_network(model, family, plan.limits, plan.precision, plan.debug, draft, fp8)
     network.graph.toposort()
     return FamilyGraph(family, network.graph, dict(network.weights), network.states)
+
+
+def fp8_mlps(plan: BuildPlan) -> bool:
+    """Whether the dense NVFP4 MLPs of prefill multiply in FP8. By default on a GPU, but not where
+    prefill has to give decode's bits (`--invariant`)."""
+    native = plan.gpu is not None and plan.target != RTX
+    default = native and not plan.invariant
+    return plan.mlp_activations == "fp8" or (plan.mlp_activations == "auto" and default)
 
 
 def check_mlps(model: Model, plan: BuildPlan) -> None:

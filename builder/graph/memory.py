@@ -6,7 +6,7 @@ the plan is only reported; an executor that owns its memory places tensors by it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,8 +38,11 @@ class Arena:
     nbytes: int
 
 
-def lifetimes(graph: gs.Graph, ops: Ops, dims: dict[str, int]) -> tuple[LiveBlock, ...]:
-    """One block per group of aliased inner tensors; node order is execution order.
+def lifetimes(
+    graph: gs.Graph, ops: Ops, dims: dict[str, int], order: Iterable[gs.Node] | None = None
+) -> tuple[LiveBlock, ...]:
+    """One block per group of aliased inner tensors; `order` is that of execution, by default the
+    graph's.
 
     A tensor that shares memory with a graph input or output is in the caller's buffers and has no
     block. `dims` binds the named dimensions.
@@ -48,7 +51,7 @@ def lifetimes(graph: gs.Graph, ops: Ops, dims: dict[str, int]) -> tuple[LiveBloc
     outside = {id(found[id(t)]) for t in (*graph.inputs, *graph.outputs) if id(t) in found}
     spans: dict[int, list[int]] = {}
     members: dict[int, gs.Tensor] = {}
-    for step, node in enumerate(graph.nodes):
+    for step, node in enumerate(graph.nodes if order is None else order):
         for tensor in (*node.inputs, *node.outputs):
             home = found.get(id(tensor))
             if home is not None and id(home) not in outside:

@@ -4,6 +4,8 @@ Everything that can be refused is refused by `choose`, before a byte is written.
 buckets are compiled together, since buckets share most of them.
 """
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +16,8 @@ from spark_engine.builder.executors.header import header
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.nodes import Ops
 from spark_engine.builder.native import no_tactic, nvrtc, program
-from spark_engine.builder.native.early import begin_early, move_small_behind
-from spark_engine.builder.native.tactics import Chooser, report
+from spark_engine.builder.native.early import begin_early, may_gain, untimed
+from spark_engine.builder.native.tactics import Chooser, Chosen, Work, report
 from spark_engine.builder.plan.bucket_choice import choose
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import BuildPlan, timed_unasked
@@ -23,12 +25,14 @@ from spark_engine.device import gpu
 from spark_engine.device.buffers import Buffers
 from spark_engine.device.startup_lock import silent
 from spark_engine.errors import OptionError
-from spark_engine.interface import DECODE, PREFILL, tables
+from spark_engine.interface import DECODE, PREFILL, VERIFY, tables
 from spark_engine.manifest import NATIVE
-from spark_engine.progress import Advance
+from spark_engine.progress import Advance, ignore
 from spark_engine.weights_file import WeightEntry
 
 TIMINGS = ".timings.json"
+LEAST_GAIN = 0.002  # share of a bucket's time; less is as two measurements of one graph differ
+Whole = Callable[[Sequence[Sequence[Chosen]]], list[float] | None]  # seconds by variant
 
 
 class NativeBackend(Backend):
@@ -55,10 +59,6 @@ class NativeBackend(Backend):
 
     def choose(self, graphs: Sequence[FamilyGraph], say: Callable[[str], None] = silent) -> None:
         """Chooses tactics by their times on this machine's GPU, or by their predictions."""
-        meets = self._plan.ranks > 1 and not self._plan.across
-        for graph in graphs:
-            if meets and graph.family == DECODE:
-                move_small_behind(graph.graph)
         if self.timed:
             from spark_engine.builder.native.gpu_timer import GpuTimer
 
@@ -69,13 +69,13 @@ class NativeBackend(Backend):
                 start = time.perf_counter()
                 added = [size for g in graphs for size in self._add_finer(g, chooser)]
                 taken = time.perf_counter() - start
-            self.notes = (*timer.notes, *_finer_note(added, len(self._plan.finer), taken))
+                early = self._begin_early(chooser, timer.whole)
+            finer = _finer_note(added, len(self._plan.finer), taken)
+            self.notes = (*timer.notes, *finer, *early)
         else:
-            self._decided = self._decide(graphs, Chooser(self._ops, self._target))
-        no_tactic.check(self._decided.values(), self._target, self._ops)
-        for size, decided in self._decided.items():
-            if meets and size.family != PREFILL:
-                self._decided[size] = begin_early(decided)
+            chooser = Chooser(self._ops, self._target)
+            self._decided = self._decide(graphs, chooser)
+            self._begin_early(chooser)
         if self._plan.across:
             program.check_across(self._decided.values())
         self.tactics = tuple(
@@ -117,6 +117,38 @@ class NativeBackend(Backend):
         self._decided |= {size: found[size] for size in added}
         return added
 
+    def _begin_early(self, chooser: Chooser, whole: Whole | None = None) -> tuple[str, ...]:
+        """Starts launches early in the buckets of decode and of rounds where that takes less time:
+        by `whole`, where given, and by a rule otherwise; always where ranks read each other's
+        memory. Returns a note for the report. Refuses nodes without a tactic first."""
+        no_tactic.check(self._decided.values(), self._target, self._ops)
+        if self._plan.across:
+            return ()
+        steps = {
+            size: bucket
+            for size, bucket in self._decided.items()
+            if size.family == DECODE or size.family.startswith(VERIFY)
+        }
+        if self._plan.ranks > 1:
+            self._decided |= {s: begin_early(bucket, chooser) for s, bucket in steps.items()}
+            return ()
+        forms = {
+            size: (bucket, begin_early(bucket, chooser), begin_early(bucket, chooser, deep=False))
+            for size, bucket in steps.items()
+            if may_gain(bucket)
+        }
+        start = time.perf_counter()
+        if whole is not None:
+            self._compile(program.jobs(b for buckets in forms.values() for b in buckets), ignore)
+        gains: dict[Size, float] = {}
+        for size, buckets in forms.items():
+            found = None if whole is None else whole(_chosen(chooser, buckets))
+            if found is None:
+                self._decided[size] = buckets[untimed(size, self._target)]
+            elif (gain := 1 - min(found) / found[0]) > LEAST_GAIN:
+                self._decided[size], gains[size] = buckets[found.index(min(found))], gain
+        return _early_note(gains, len(forms), time.perf_counter() - start) if whole else ()
+
     def _compile(self, jobs: Sequence[nvrtc.Job], advance: Advance) -> program.Cubins:
         return program.compile_jobs(jobs, self._target, self._cache, self._workers, advance)
 
@@ -155,6 +187,31 @@ class NativeBackend(Backend):
                 f"({self._target.card.name}) is asked for, and this machine has {here}"
             )
         return False
+
+
+def _chosen(chooser: Chooser, buckets: Sequence[program.BucketTactics]) -> list[list[Chosen]]:
+    """The nodes of each of these forms of one bucket; those of one decision are one `Work`."""
+    decisions, works = dict[int, Work](), dict[int, Work]()
+    for node, choice in buckets[0].nodes:
+        if id(choice) not in decisions:
+            decisions[id(choice)] = chooser.work(node, buckets[0].size)[1]
+        works[id(node)] = decisions[id(choice)]
+    found = []
+    for bucket in buckets:
+        found.append(list[Chosen]())
+        for node, choice in bucket.nodes:
+            assert choice.tactic is not None and choice.plan is not None
+            found[-1].append((works[id(node)], choice.tactic, choice.plan))
+    return found
+
+
+def _early_note(gains: Mapping[Size, float], asked: int, seconds: float) -> tuple[str, ...]:
+    """A note for the report: in which buckets launches begin early, and what that saves."""
+    if not asked:
+        return ()
+    names = ", ".join(f"{s.file.removesuffix('.engine')} ({g:.1%})" for s, g in gains.items())
+    found = f"{names} of {asked} buckets take less time" if gains else f"none of {asked} gains"
+    return (f"with launches that begin early {found}, which took {seconds:.1f} s to find",)
 
 
 def _finer_note(added: Sequence[Size], asked: int, seconds: float) -> tuple[str, ...]:

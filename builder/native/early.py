@@ -1,44 +1,66 @@
-"""Overlaps the launches of one rank of several, so that weights are fetched during other launches.
+"""Overlaps the launches of a bucket, so that weights are fetched during other launches.
 
-A sum over ranks leaves a GPU's memory idle, and with few weights per rank every launch is short. So
-a short kernel triggers the next launch before its own wait (`griddepcontrol.wait`), if that
-launch's reads before its wait do not depend on launches that still run; a GEMM that starts so early
-prefetches as many weights as shared memory holds; and a small projection runs concurrently with the
-large one of the same input. Knows `Early`; knows no op. Does not change the bits of results.
+Short launches, and the sums of several ranks, leave a GPU's memory idle. So a short kernel triggers
+the next launch before its own wait (`griddepcontrol.wait`), if that launch's reads before its wait
+do not depend on launches that still run; a GEMM that starts so early prefetches as many weights as
+shared memory holds; and a small projection runs concurrently with the large one of the same input.
+Knows `Early`; knows no op. Does not change the bits of results: every launch still waits for all
+before it, before it reads what they write or writes what they read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_engine.builder.graph.nodes import producer
 from spark_engine.builder.native.program import BucketTactics
-from spark_engine.kernel import MOST_OPEN, Launch
+from spark_engine.builder.native.tactics import Chooser, TacticChoice
+from spark_engine.builder.plan.buckets import Size
+from spark_engine.kernel import MOST_OPEN, Launch, Target
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
 
+Pairs = list[tuple["gs.Node", TacticChoice]]
 MOST_SMALL = 256  # the most rows of weights of a projection that runs concurrently with another
+MOST_TOKENS = 128  # of a bucket that is timed in several forms; larger ones have long launches
+UNTIMED_TOKENS = 32  # up to so many, untimed launches begin early: H200, docs/performance.md
 
 
-def move_small_behind(graph: gs.Graph) -> int:
-    """Moves each small projection after the large one of the same input, if that is the next node.
-    Returns how many were moved."""
-    nodes, moved = graph.nodes, 0
-    for i in range(len(nodes) - 1):
-        small, large = nodes[i], nodes[i + 1]
+def may_gain(bucket: BucketTactics) -> bool:
+    """True if the bucket's launches are short enough that fetching ahead may shorten them."""
+    return bucket.size.rows * bucket.size.tile <= MOST_TOKENS
+
+
+def untimed(size: Size, target: Target) -> bool:
+    """True if launches begin early where nothing is timed."""
+    return target.large_shared and size.rows * size.tile <= UNTIMED_TOKENS
+
+
+def small_behind(
+    given: Sequence[tuple[gs.Node, TacticChoice]], late: Callable[[gs.Node], TacticChoice | None]
+) -> Pairs:
+    """The nodes in order, each small projection after the large one of the same input, if that is
+    the next node and `late` has a tactic that does not wait for it."""
+    pairs = list(given)
+    for i in range(len(pairs) - 1):
+        (small, _), (large, _) = pairs[i : i + 2]
         if _projects(small) and _projects(large) and _rows(small) <= MOST_SMALL < _rows(large):
             known = {id(producer(t)) for t in large.inputs} - {id(None)}
-            if {id(producer(small.inputs[0]))} == known:
-                nodes[i], nodes[i + 1] = large, small
-                moved += 1
-    return moved
+            choice = late(small) if {id(producer(small.inputs[0]))} == known else None
+            if choice is not None:
+                pairs[i : i + 2] = pairs[i + 1], (small, choice)
+    return pairs
 
 
-def begin_early(bucket: BucketTactics) -> BucketTactics:
-    """The bucket with each launch started as early as `Early` allows."""
+def begin_early(bucket: BucketTactics, chooser: Chooser, deep: bool = True) -> BucketTactics:
+    """The bucket with each launch started as early as `Early` allows, and small projections behind
+    large ones; `deep`: with `Early.stages`."""
+    behind = small_behind(bucket.nodes, partial(chooser.late, size=bucket.size))
+    bucket = replace(bucket, nodes=tuple(behind))
     launches = list(_launches(bucket))
     found: list[list[Launch]] = [[] for _ in bucket.nodes]
     open_ = 0  # launches before the previous one that may still run when a launch starts
@@ -46,7 +68,7 @@ def begin_early(bucket: BucketTactics) -> BucketTactics:
         after = launches[i + 1][1] if i + 1 < len(launches) else None
         late = launch.early.late and not open_ and _older(bucket, at, launches, i)
         lets = launch.early.lets and after is not None and after.pdl and after.early.begins
-        if open_ and launch.early.stages is not None:
+        if deep and open_ and launch.early.stages is not None:
             macros, shared = launch.early.stages
             launch = replace(_defined(launch, dict(macros)), shared=shared)
         if launch.pdl and lets and open_ + 2 <= MOST_OPEN:
@@ -55,10 +77,14 @@ def begin_early(bucket: BucketTactics) -> BucketTactics:
         else:
             open_ = 0
         found[at].append(launch)
+    made: dict[tuple[int, tuple[Launch, ...]], TacticChoice] = {}
     pairs = []
     for (node, choice), mine in zip(bucket.nodes, found, strict=True):
         assert choice.plan is not None
-        pairs.append((node, replace(choice, plan=replace(choice.plan, launches=tuple(mine)))))
+        key = id(choice), tuple(mine)  # nodes that share a decision share the new one
+        if key not in made:
+            made[key] = replace(choice, plan=replace(choice.plan, launches=key[1]))
+        pairs.append((node, made[key]))
     return replace(bucket, nodes=tuple(pairs))
 
 

@@ -8,8 +8,10 @@ after the kernel that writes them.
 
 from __future__ import annotations
 
+import hashlib
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ import numpy as np
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.cuda_sources import sources
 from spark_engine.builder.native.rank_gpus import RankGpus, reach_each_other
-from spark_engine.builder.native.tactics import Work
+from spark_engine.builder.native.tactics import Chosen, Work
 from spark_engine.builder.native.timing_inputs import Filling, fillings
 from spark_engine.builder.native.timings import Machine, Timings, driver_version, key_of
 from spark_engine.device.gpu import Function, Gpu, Module, name_and_driver
@@ -31,6 +33,8 @@ Launches = list[tuple[Function, Launch]]
 COLD = 2  # size of all copies, in L2 caches
 MOST_COPIES, LEAST_LAUNCHES = 32, 4
 REPEATS, WARM = 7, 2
+FEW, LONG = 3, 0.01  # repeats of a graph that runs for more than LONG seconds, which vary little
+PLACE = 256  # bytes: a boundary of the driver's allocations
 # Share of the free memory that one measurement may take; half of it if GPU and host share their
 # memory, since the host holds the operands while they are made.
 SHARE = 0.8
@@ -89,11 +93,8 @@ class GpuTimer:
             self._lost += 1
             return None
         except ExecutorError as error:
-            raise InternalError(
-                f"timing {work.name}/{tactic.name} over "
-                f"{[(str(s.dtype), s.dims) for s in work.ins]}: {error}; --no-timing builds "
-                "without the GPU"
-            ) from error
+            dims = [(str(s.dtype), s.dims) for s in work.ins]
+            raise _failed(f"{work.name}/{tactic.name} over {dims}", error) from error
         if seconds is not None:
             self._timings.put(key, seconds)
             self.measured += 1
@@ -101,13 +102,77 @@ class GpuTimer:
             self._lost += 1
         return seconds
 
-    def _measure(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
-        bench, modules = _Bench(self._gpu, work, plan), list[Module]()
+    def whole(self, variants: Sequence[Sequence[Chosen]]) -> list[float] | None:
+        """Seconds of one run of all launches of a bucket, as one graph, for each variant: the same
+        nodes, launched in other forms or orders. None if the memory does not hold them.
+
+        Every node has separate operands and results, as when it is timed alone, so that no value
+        depends on another node's; the variants' graphs are replayed in turns. Raises InternalError
+        if the GPU cannot run them.
+        """
+        keys = [_key_of_all(variant) for variant in variants]
+        known = [seconds for key in keys if (seconds := self._timings.get(key)) is not None]
+        if len(known) == len(variants):
+            return known
+        try:
+            found = self._measure_all(variants)
+        except CapacityError:
+            found = None
+        except ExecutorError as error:
+            raise _failed("a bucket's launches as one graph", error) from error
+        if found is None:
+            self._lost += 1
+            return None
+        for key, seconds in zip(keys, found, strict=True):
+            self._timings.put(key, seconds)
+            self.measured += 1
+        return found
+
+    def _fits(self, nbytes: int) -> bool:
+        """True if one measurement may take so many bytes."""
         share = SHARE / 2 if self._gpu.integrated else SHARE
         kept = kept_of(self._gpu.total_bytes) if self._gpu.integrated else 0
+        return nbytes <= share * (self._gpu.free_bytes - kept)
+
+    def _measure_all(self, variants: Sequence[Sequence[Chosen]]) -> list[float] | None:
+        nodes = [node for variant in variants for node in variant]
+        benches = {(w.key, p.scratch): _Bench(self._gpu, w, p) for w, _, p in nodes}
+        functions: dict[tuple[str, Plan], Launches] = {}
+        modules, held = list[Module](), DeviceResources(self._gpu)
+
+        def functions_of(tactic: Tactic, plan: Plan) -> Launches:
+            key = tactic.source, plan
+            if key not in functions:
+                functions[key], more = self._functions(tactic, plan)
+                modules.extend(more)
+            return functions[key]
+
+        try:
+            with startup_lock(self._gpu.integrated, self._say):
+                if not self._fits(sum(bench.nbytes for bench in benches.values())):
+                    return None
+                queues = [
+                    [(benches[w.key, p.scratch], functions_of(t, p)) for w, t, p in variant]
+                    for variant in variants
+                ]
+                for bench in benches.values():
+                    bench.fill()
+            for queue in queues:  # outside a graph, so that an error has a name
+                _run_all(queue)
+            self._gpu.wait()
+            return _medians(held, [partial(_run_all, queue) for queue in queues])
+        finally:
+            held.close()
+            for bench in benches.values():
+                bench.free()
+            for module in modules:
+                self._gpu.unload(module)
+
+    def _measure(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
+        bench, modules = _Bench(self._gpu, work, plan), list[Module]()
         try:
             with startup_lock(self._gpu.integrated, self._say):  # while no engine starts
-                if bench.nbytes > share * (self._gpu.free_bytes - kept):
+                if not self._fits(bench.nbytes):
                     return None
                 launches, modules = self._functions(tactic, plan)
                 bench.fill()
@@ -162,54 +227,54 @@ class _Bench:
         self._fillings = fillings(work, np.random.default_rng(0))
         cold = sum(self._fillings[i].nbytes for i in work.cold)
         self.copies = min(MOST_COPIES, max(1, -(-COLD * gpu.l2_bytes // max(cold, 1))))
-        made = [*(f.nbytes for f in self._fillings), *(s.nbytes for s in work.outs)]
-        warm = sum(made) - cold + sum(s.nbytes for s in plan.scratch)
-        self.nbytes = warm + self.copies * cold
+        sizes = [*(f.nbytes for f in self._fillings), *(s.nbytes for s in work.outs)]
+        warm = sum(sizes) - cold + sum(s.nbytes for s in plan.scratch)
+        buffers = len(sizes) + self.copies * len(work.cold) + len(plan.scratch)
+        self.nbytes = warm + self.copies * cold + buffers * PLACE
 
     def fill(self) -> None:
-        """Allocates everything, and writes operands and zeroed scratch."""
+        """Allocates everything as one block, and writes operands and zeroed scratch."""
+        self._next = self._held.memory(self.nbytes)
         self._inputs = [self._operand(i, f) for i, f in enumerate(self._fillings)]
         aliases = self._work.op.aliases(self._work.attrs) if self._work.op else {}
         self._outputs = [
-            self._inputs[aliases[i]] if i in aliases else [self._held.memory(spec.nbytes)]
+            self._inputs[aliases[i]] if i in aliases else [self._placed(spec.nbytes)]
             for i, spec in enumerate(self._work.outs)
         ]
-        self._scratch = [
-            self._held.zeros(s.nbytes) if s.zeroed else self._held.memory(s.nbytes)
-            for s in self._plan.scratch
-        ]
+        self._scratch = [self._placed(s.nbytes) for s in self._plan.scratch]
+        for need, address in zip(self._plan.scratch, self._scratch, strict=True):
+            if need.zeroed:
+                self._gpu.fill(address, 0, max(need.nbytes, 1))
         self._gpu.wait()
 
     def seconds(self, launches: Launches) -> float:
         """The median over replays, divided by the number of repetitions in the graph."""
         sets = max(self.copies, LEAST_LAUNCHES)
-        self._run(launches, 0)  # outside a graph, so that an error has a name
+        self.run(launches, 0)  # outside a graph, so that an error has a name
         self._gpu.wait()
 
         def record() -> None:
             for turn in range(sets):
-                self._run(launches, turn)
+                self.run(launches, turn)
 
-        replay = self._held.graph(record)
-        first, last = (self._held.event(timed=True) for _ in range(2))
-        times = []
-        for _ in range(WARM + REPEATS):
-            self._gpu.record(first)
-            self._gpu.replay(replay)
-            self._gpu.record(last)
-            self._gpu.wait_for(last)
-            times.append(self._gpu.milliseconds(first, last) / 1e3 / sets)
-        return statistics.median(times[WARM:])
+        (seconds,) = _medians(self._held, [record])
+        return seconds / sets
 
     def free(self) -> None:
         self._held.close()
 
     def _operand(self, index: int, filling: Filling) -> list[int]:
         copies = self.copies if index in self._work.cold else 1
-        addresses = [self._held.memory(filling.nbytes) for _ in range(copies)]
-        for address in addresses:
-            self._repeat(address, filling)
+        addresses = [self._placed(filling.nbytes) for _ in range(copies)]
+        self._repeat(addresses[0], filling)
+        for address in addresses[1:]:
+            self._gpu.copy(address, addresses[0], filling.nbytes)
         return addresses
+
+    def _placed(self, nbytes: int) -> int:
+        """The address of the next bytes of the block, on a boundary of PLACE."""
+        address, self._next = self._next, self._next + -(-nbytes // PLACE) * PLACE
+        return address
 
     def _repeat(self, address: int, filling: Filling) -> None:
         """Writes the pattern over the whole buffer: once from the host, then doubling."""
@@ -222,7 +287,8 @@ class _Bench:
             self._gpu.copy(address + done, address, more)
             done += more
 
-    def _run(self, launches: Launches, turn: int) -> None:
+    def run(self, launches: Launches, turn: int) -> None:
+        """Queues the launches over the copies of this turn."""
         for function, launch in launches:
             values = [
                 self._address(a, turn) if isinstance(a, Pointer) else a.value for a in launch.args
@@ -237,11 +303,59 @@ class _Bench:
         return copies[turn % len(copies)]
 
 
+def _run_all(queue: Sequence[tuple[_Bench, Launches]]) -> None:
+    for turn, (bench, launches) in enumerate(queue):
+        bench.run(launches, turn)
+
+
+def _medians(held: DeviceResources, records: Sequence[Callable[[], None]]) -> list[float]:
+    """Median seconds of a replay of each graph, which are replayed in turns."""
+    gpu, graphs = held.gpu, [held.graph(record) for record in records]
+    first, last = (held.event(timed=True) for _ in range(2))
+    times: list[list[float]] = [[] for _ in graphs]
+
+    def replay_all() -> None:
+        for graph, found in zip(graphs, times, strict=True):
+            gpu.record(first)
+            gpu.replay(graph)
+            gpu.record(last)
+            gpu.wait_for(last)
+            found.append(gpu.milliseconds(first, last) / 1e3)
+
+    for _ in range(WARM):
+        replay_all()
+    for _ in range(FEW if min(map(min, times)) > LONG else REPEATS):
+        replay_all()
+    return [statistics.median(found[WARM:]) for found in times]
+
+
+def _failed(what: str, error: ExecutorError) -> InternalError:
+    return InternalError(f"timing {what}: {error}; --no-timing builds without the GPU")
+
+
+def _key_of_all(nodes: Sequence[Chosen]) -> str:
+    """sha256 of what a time of all nodes in this order depends on, but for the machine."""
+    keys: dict[tuple[object, ...], str] = {}
+    digest = hashlib.sha256()
+    for work, tactic, plan in nodes:
+        node = (work.key, tactic.name, plan)
+        if node not in keys:
+            keys[node] = key_of(work, tactic, plan, _texts(tactic, plan))
+        digest.update(keys[node].encode())
+    return digest.hexdigest()
+
+
 def _texts(tactic: Tactic, plan: Plan) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in {launch.source or tactic.source for launch in plan.launches}:
-        found |= sources(name)
+        found |= _sources(name)
     return found
+
+
+@cache
+def _sources(name: str) -> dict[str, str]:
+    """Read once: what is timed is what was there first."""
+    return sources(name)
 
 
 def this_machine() -> Machine:

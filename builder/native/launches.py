@@ -120,13 +120,10 @@ def describe(found: tuple[Launched, ...], number: int, tactics: Iterable[Json], 
         ("variants", ", ".join(launch.logs)),
         ("weights", ", ".join(name for kind, name in launch.operands if kind == "weight")),
     ]
-    lines += [("timed", _timed(row)) for row in tactics if _decides(row, launch, file)]
+    chosen = (file, launch.op, launch.tactic)
+    rows = [row for row in tactics if (row["bucket"], row["op"], row["chosen"]) == chosen]
+    lines += [("timed", _timed(row)) for row in rows]
     return "\n".join(f"{name:10}{text}" for name, text in lines)
-
-
-def _decides(row: Json, launch: Launched, file: str) -> bool:
-    """True if a row of the manifest's `tactics` may have chosen this launch's tactic."""
-    return (row["bucket"], row["op"], row["chosen"]) == (file, launch.op, launch.tactic)
 
 
 def _timed(row: Json) -> str:

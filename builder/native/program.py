@@ -32,7 +32,8 @@ Cubins = Mapping[tuple[str, nvrtc.Defines], nvrtc.Cubin]  # by source and macros
 
 @dataclass(frozen=True)
 class BucketTactics:
-    """One bucket's graph with a tactic for each node, in launch order."""
+    """One bucket's graph with a tactic for each node, in launch order: the graph's, but for what
+    `early.py` moves."""
 
     graph: gs.Graph
     size: Size
@@ -146,7 +147,8 @@ class _Places:
             kind = "weight" if tensor.name in weights else "input"
             self._kinds[tensor.name] = "state" if tensor.name in states else kind
         self._written = [tensor for node in graph.nodes for tensor in node.outputs]
-        blocks = list(lifetimes(graph, ops, bucket.size.dims))
+        order = [node for node, _ in bucket.nodes]
+        blocks = list(lifetimes(graph, ops, bucket.size.dims, order))
         self._zeroed: dict[tuple[int, int], Json] = {}
         self.zeroed_bytes = 0
         for step, (node, choice) in enumerate(bucket.nodes):

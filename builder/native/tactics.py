@@ -88,6 +88,7 @@ class Work:
 
 
 Timer = Callable[[Work, Tactic, Plan], float | None]  # seconds; None: it cannot be timed
+Chosen = tuple[Work, Tactic, Plan]  # a node of a bucket with what runs it
 
 
 @dataclass(frozen=True)
@@ -197,11 +198,26 @@ class Chooser:
     _orders: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     def node(self, node: gs.Node, size: Size) -> TacticChoice:
-        cuda, work = self._work(node, size)
+        cuda, work = self.work(node, size)
         order = self._orders.get((size.family, node.name))
         key = (order, *work.key)
         if key not in self._known:
             self._known[key] = choose(cuda, work, self.target, self.timer, order)
+        return self._known[key]
+
+    def late(self, node: gs.Node, size: Size) -> TacticChoice | None:
+        """The node's decision for a place behind a launch that it does not read (`Early.late`);
+        None without a tactic for that."""
+        cuda, work = self.work(node, size)
+        order = self._orders.get((size.family, node.name))
+        key = ("late", order, *work.key)
+        if key not in self._known:
+            plans, _ = _plans(cuda, work, self.target, order)
+            found = [(t, p) for t, p in plans if all(one.early.late for one in p.launches)]
+            if not found:
+                return None
+            tactic, plan = found[0]
+            self._known[key] = replace(self.node(node, size), tactic=tactic, plan=plan)
         return self._known[key]
 
     def candidates(
@@ -213,7 +229,7 @@ class Chooser:
         for graph, sizes in graphs:
             for node in graph.nodes:
                 for size in sizes:
-                    cuda, work = self._work(node, size)
+                    cuda, work = self.work(node, size)
                     if len(cuda.tactics) > 1 and work.key not in seen:
                         seen.add(work.key)
                         plans, _ = _plans(cuda, work, self.target, None)
@@ -236,7 +252,7 @@ class Chooser:
                 if not node.name.startswith((*HEADS, DRAFT_STEP)):
                     found.setdefault(node.name, []).extend((node, size) for size in sizes)
         for name, nodes in found.items():
-            works = [self._work(node, size) for node, size in nodes]
+            works = [self.work(node, size) for node, size in nodes]
             if any(not _plans(cuda, work, self.target, None)[0] for cuda, work in works):
                 continue  # no tactic at all: `no_tactic.py` reports it
             key = tuple(work.key for _, work in works)
@@ -270,7 +286,8 @@ class Chooser:
                 found[order] = min(seconds[tactic.name], found.get(order, seconds[tactic.name]))
         return found
 
-    def _work(self, node: gs.Node, size: Size) -> tuple[Cuda, Work]:
+    def work(self, node: gs.Node, size: Size) -> tuple[Cuda, Work]:
+        """The tactics of a node's op, and the node in a bucket of this size."""
         ins = tuple(spec_of(t).bind(size.dims) for t in node.inputs)
         outs = tuple(spec_of(t).bind(size.dims) for t in node.outputs)
         cold = frozenset(i for i, t in enumerate(node.inputs) if not t.inputs)

@@ -6,6 +6,7 @@ finite number below 2 in e2m1, e4m3, bf16 and f32.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -58,7 +59,7 @@ def fillings(work: Work, rng: np.random.Generator) -> list[Filling]:
         if operand.fill is not None:
             pattern = operand.fill(launch, spec.dims, rng)
         else:
-            pattern = _by_dtype(operand, spec, nbytes, rng)
+            pattern = _by_dtype(operand, spec, nbytes)
         found.append(Filling(np.ascontiguousarray(pattern).reshape(-1).view(np.uint8), nbytes))
     return found
 
@@ -74,15 +75,26 @@ def _reached(operand: Operand, spec: TensorSpec, launch: TimedLaunch) -> int:
     return spec.nbytes // max(1, spec.dims[0]) * min(spec.dims[0], used)
 
 
-def _by_dtype(operand: Operand, spec: TensorSpec, nbytes: int, rng: np.random.Generator) -> Array:
-    size = spec.dtype.itemsize
-    count = max(1, min(nbytes, PATTERN) // size)
-    if spec.dtype in (DType.U8, DType.F8E4M3, DType.BOOL):
-        raw = rng.integers(0, 256, count * size, dtype=np.uint8) & np.uint8(0xBF)
-        return raw & np.uint8(1) if spec.dtype is DType.BOOL else raw
-    if spec.dtype.numpy.kind in "iu":
-        return np.zeros(count, spec.dtype.numpy)
-    drawn = rng.standard_normal(count, np.float32)
-    if spec.dtype is DType.F32 and operand.role in (Role.WEIGHT, Role.SCALE):
-        drawn = np.abs(drawn) * np.float32(0.1) + np.float32(0.01)
-    return np.asarray(drawn.astype(spec.dtype.numpy))
+def _by_dtype(operand: Operand, spec: TensorSpec, nbytes: int) -> Array:
+    positive = spec.dtype is DType.F32 and operand.role in (Role.WEIGHT, Role.SCALE)
+    count = max(1, min(nbytes, PATTERN) // spec.dtype.itemsize)
+    return _drawn(spec.dtype, positive)[:count]
+
+
+@lru_cache
+def _drawn(dtype: DType, positive: bool) -> Array:
+    """PATTERN bytes, the same for all operands of the dtype; read only."""
+    rng, count = np.random.default_rng(0), PATTERN // dtype.itemsize
+    found: Array
+    if dtype in (DType.U8, DType.F8E4M3, DType.BOOL):
+        found = rng.integers(0, 256, PATTERN, dtype=np.uint8)
+        found &= np.uint8(1 if dtype is DType.BOOL else 0xBF)
+    elif dtype.numpy.kind in "iu":
+        found = np.zeros(count, dtype.numpy)
+    else:
+        found = rng.standard_normal(count, np.float32)
+        if positive:
+            found = np.abs(found) * np.float32(0.1) + np.float32(0.01)
+        found = found.astype(dtype.numpy)
+    found.setflags(write=False)
+    return found

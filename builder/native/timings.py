@@ -45,7 +45,7 @@ def driver_version(text: str) -> str | None:
 def key_of(work: Work, tactic: Tactic, plan: Plan, texts: Mapping[str, str]) -> str:
     """sha256 of what a time depends on in addition to the machine; `texts` are the sources by
     name."""
-    attrs = {name: value for name, value in sorted(work.attrs.items())}
+    attrs = dict(sorted(work.attrs.items()))
     specs = [[s.dtype.value, list(s.dims)] for s in (*work.ins, *work.outs)]
     scene = [sorted(work.cold), work.context]
     parts: Json = [work.name, tactic.name, attrs, specs, *scene, asdict(plan)]

@@ -76,7 +76,7 @@ class Options:
     draft_vocab: Vocab = "auto"  # ids that it drafts from
     drafter: str | None = None  # folder of a block drafter, in place of the head
     draft_suffix: int = 0  # fewest ids of a match from which text is drafted, 0 for none
-    mlp_activations: str = "bf16"  # of NVFP4 MLPs in prefill: as they are, or fp8
+    mlp_activations: str = "auto"  # of NVFP4 MLPs in prefill: bf16 as they are, or fp8
     activation: str = "auto"  # f32 on the CPU, bf16 on a GPU; bf16 on the CPU to check a GPU's
     fuse: bool = True
     debug: bool = False
@@ -170,7 +170,7 @@ class BuildPlan:
     ranks: int = 1
     across: bool = False  # the ranks are on several hosts
     vision: VisionInfo | None = None  # None: without the vision tower
-    mlp_activations: str = "bf16"
+    mlp_activations: str = "auto"
 
 
 def resolve(options: Options, facts: ModelFacts) -> BuildPlan:

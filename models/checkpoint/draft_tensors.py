@@ -13,14 +13,13 @@ from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.expected_tensors import (
     MTP,
     Expected,
-    Stored,
     expected_tensors,
     misfits,
 )
 from spark_engine.models.checkpoint.layout import DRAFT, Layout
 from spark_engine.models.checkpoint.quant_schemes import INT4, SUFFIXES, Dialect, Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable
-from spark_engine.models.checkpoint.tensor_list import Linear, Row, linears
+from spark_engine.models.checkpoint.tensor_list import Linear, Row, Stored, linears
 from spark_engine.tensors import DType
 
 Files = Mapping[str, Stored]

@@ -9,23 +9,23 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.layout import Layout
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable
 from spark_engine.models.checkpoint.tensor_list import (
+    PLAIN,
     Linear,
     Row,
     Shape,
+    Stored,
     Tensor,
     ValueKind,
     of_kind,
 )
 from spark_engine.tensors import DType
 
-PLAIN = (DType.BF16, DType.F16, DType.F32)
 SCALE = (DType.F32, DType.BF16, DType.F16)
 SCALAR: tuple[Shape, ...] = ((), (1,))
 TEXT, MTP, VISION, OTHER = "text", "mtp", "vision", "other"
@@ -62,17 +62,6 @@ class Expected:
     def __str__(self) -> str:
         shapes = " or ".join(str(list(s)) for s in self.shapes)
         return f"{'/'.join(self.dtypes)} {shapes} ({self.scheme})"
-
-
-class Stored(Protocol):
-    """A tensor's entry in a file (`files.StoredTensor`)."""
-
-    @property
-    def dtype(self) -> DType: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def file(self) -> str: ...
 
 
 def expected_tensors(
@@ -154,10 +143,10 @@ def _misfit(want: Expected, got: Stored) -> list[str]:
 
 
 def _report(faults: Sequence[str]) -> str:
-    rest = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
+    rest = f", and {len(faults) - 1} more tensors do not fit" if len(faults) > 1 else ""
     return (
-        f"{len(faults)} tensors do not fit config.json and the quantisation config: {faults[0]}"
-        f"{rest}; take config and weights from one export, and download damaged files again"
+        f"{faults[0]}{rest}; take config.json, the quantisation config and the weights from one "
+        "export, and download damaged files again"
     )
 
 

@@ -51,13 +51,14 @@ def group(weights: Json, inputs: Json | None) -> str:
     bits = weights.get("num_bits")
     kind, size = weights.get("type"), weights.get("group_size")
     if kind == "float" and size == 32:
-        return f"MXFP{bits}" + (f" with {_side(inputs)} inputs" if inputs else "")
+        return f"MXFP{bits}" + (f" with {side(inputs)} inputs" if inputs else "")
     name = f"FP{bits}" if kind == "float" else f"{kind}{bits}"
     of = f"groups of {size}" if isinstance(size, int) and size > 0 else weights.get("strategy")
-    return f"{name} ({of}) with {_side(inputs)} inputs"
+    return f"{name} ({of}) with {side(inputs)} inputs"
 
 
-def _side(inputs: Json | None) -> str:
+def side(inputs: Json | None) -> str:
+    """The format of a group's inputs, or of a KV cache."""
     if not inputs:
         return "16-bit"
     how = "dynamic " if inputs.get("dynamic") else "static "

@@ -54,9 +54,11 @@ def gptq(row: Json, where: str) -> Declared:
 
 
 def auto_round(row: Json, where: str) -> Declared:
-    """`extra_config`: entries of modules by name or pattern; those with 16 bits are plain."""
+    """`extra_config`: entries of modules by name or pattern; those with 16 bits are plain. Only
+    `auto_gptq` stores zero points less one."""
     packing = row.get("packing_format") or "auto_round:auto_gptq"
     dialects = {"auto_gptq": Dialect.GPTQ, "auto_awq": Dialect.AWQ}
+    dialects |= dict.fromkeys(("auto_round", "gptqmodel"), Dialect.GPTQ_V2)
     dialect = dialects.get(str(packing).removeprefix("auto_round:"))
     if dialect is None:
         _refuse(where, "AutoRound", f"packing_format is {packing!r}")

@@ -1,8 +1,8 @@
 """A checkpoint's names of tensors, which of them are slices, and whether its experts are stacked.
 
 Inside the package names have no prefix (`layers.0.mlp.gate_proj`, `embed_tokens`, `lm_head`);
-files put `model.language_model.` or `model.` before all but the head's. Knows no dtype and no
-quantisation.
+files put `model.language_model.` or `model.` before all but the head's; some have
+`language_model.` before the head too. Knows no dtype and no quantisation.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from spark_engine.models.checkpoint.tensor_list import Row, Slice, ValueKind, li
 HEAD = "lm_head"
 DRAFT = "mtp."  # prefix of the package's names of the draft head's tensors
 PREFIXES = ("model.language_model.", "model.")
+SPELLINGS = (*PREFIXES, "language_model.model.", "language_model.")
 DRAFT_PREFIXES = ("", *PREFIXES, "language_model.")  # before DRAFT
 VISUAL = "visual."  # prefix of the package's names of the vision tower's tensors
 VISUAL_PREFIXES = ("model.", "")  # before VISUAL
-SPELLINGS = (*PREFIXES, "language_model.model.", "language_model.")
+_ABOVE = "language_model."  # before HEAD in files that have no `model.` outside it
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Layout:
     fused_draft_experts: bool = True
     slices: Mapping[str, Slice] = field(default_factory=dict)
     visual_prefix: str = VISUAL_PREFIXES[0]
+    head_prefix: str = ""
 
     def fused(self, experts: str) -> bool:
         """True if the experts of this group are stacked."""
@@ -54,7 +56,7 @@ class Layout:
             return name
         if name.startswith(VISUAL):
             return self.visual_prefix + name
-        return name if name.startswith(HEAD) else self.prefix + name
+        return (self.head_prefix if name.startswith(HEAD) else self.prefix) + name
 
     @classmethod
     def usual(
@@ -79,14 +81,16 @@ class Layout:
         stacked = before is None or _any_stacked(known, before, drafts)
         bare = any(name.startswith(VISUAL) for name in known)
         (embedding,) = of_kind(rows, ValueKind.EMBEDDING)
-        for prefix in PREFIXES:
+        for prefix in SPELLINGS:
             if prefix + embedding.name in known:
                 fused = _any_stacked(known, prefix, rows)
                 slices = _slices((*rows, *drafts))
                 visual = VISUAL_PREFIXES[bare]
-                return cls(prefix, fused, before or "", stacked, slices, visual)
+                above = any(name.startswith(_ABOVE + HEAD) for name in known)
+                head = _ABOVE if above else ""
+                return cls(prefix, fused, before or "", stacked, slices, visual, head)
         raise CheckpointError(
-            f"no {embedding.name} under {' or '.join(PREFIXES)}: the files hold no text model, "
+            f"no {embedding.name} under {' or '.join(SPELLINGS)}: the files hold no text model, "
             "or name its tensors otherwise; give a checkpoint as transformers saves it"
         )
 

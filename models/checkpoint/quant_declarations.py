@@ -33,6 +33,7 @@ _INT4 = {
     "gptq": int4_declarations.gptq,
     "awq": int4_declarations.awq,
     "auto-round": int4_declarations.auto_round,
+    "auto_round": int4_declarations.auto_round,
     "intel/auto-round": int4_declarations.auto_round,
 }
 _LINEAR = "Linear"  # the class name that targets of compressed-tensors match
@@ -120,7 +121,10 @@ def _algorithm(name: object, entry: Json, where: str) -> Scheme:
 def _modelopt_kv(inner: Json, where: str) -> bool:
     name = inner.get("kv_cache_quant_algo")
     if name not in (None, "", "FP8"):
-        raise CheckpointError(f"{where}: kv_cache_quant_algo is {name!r}; supported: FP8 or none")
+        raise CheckpointError(
+            f"a KV cache in {name} is not read ({where}: kv_cache_quant_algo); "
+            "supported: FP8, or none"
+        )
     return name == "FP8" or _kv_scheme(inner.get("kv_cache_scheme"), where)
 
 
@@ -129,8 +133,10 @@ def _kv_scheme(row: Json | None, where: str) -> bool:
     if not row:
         return False
     if row.get("num_bits") != 8 or row.get("type") != "float" or row.get("dynamic"):
+        name = foreign_formats.side(row)
         raise CheckpointError(
-            f"{where}: kv_cache_scheme is {dict(row)}; supported: static 8-bit float, or none"
+            f"a KV cache in {name} is not read ({where}: kv_cache_scheme); "
+            "supported: static FP8, or none"
         )
     return True
 
@@ -139,8 +145,11 @@ def _compressed(row: Json, where: str) -> Declared:
     groups = row.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise CheckpointError(f"{where}: compressed-tensors without config_groups; {INSTEAD}")
-    if row.get("sparsity_config"):
-        raise CheckpointError(f"{where}: sparsity_config is set; give a dense checkpoint")
+    if (sparse := (row.get("sparsity_config") or {}).get("format") or "dense") != "dense":
+        raise foreign_formats.refused("sparsity", where, f"sparsity_config: format {sparse!r}")
+    if turns := (row.get("transform_config") or {}).get("config_groups"):
+        value = f"transform_config: {', '.join(turns)}"
+        raise foreign_formats.refused("a Hadamard transform", where, value)
     _check_patterns(row, where)
     schemes = [(_targets(g, where), _group_scheme(g, where)) for g in groups.values()]
     ignored = name_patterns.own_names(row.get("ignore") or ())
@@ -183,6 +192,8 @@ def _targets(
 def _group_scheme(group: Json, where: str) -> Scheme:
     """The scheme that a group's weights and input_activations describe."""
     weights, inputs = group.get("weights") or {}, group.get("input_activations")
+    if group.get("output_activations"):
+        raise foreign_formats.refused("output quantisation", where, "output_activations")
     kind = (weights.get("type"), weights.get("num_bits"))
     if kind[0] == "int":
         return int4_declarations.compressed(weights, inputs, where)

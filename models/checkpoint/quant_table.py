@@ -7,7 +7,7 @@ Built from the checkpoint's own declarations (`quant_declarations.py` reads thei
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +16,7 @@ from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint import quant_declarations
 from spark_engine.models.checkpoint.layout import DRAFT, Layout, spellings
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Declared, Dialect, Scheme
-from spark_engine.models.checkpoint.tensor_list import Row, linears
+from spark_engine.models.checkpoint.tensor_list import PLAIN, Row, Stored, linears
 from spark_engine.models.config.json_values import malformed_json
 
 
@@ -45,20 +45,27 @@ class QuantTable:
         """The dialect of a module's tensors."""
         return self.draft_dialect if module.startswith(DRAFT) else self.dialect
 
-    def spelled(self, layout: Layout, names: Collection[str]) -> QuantTable:
-        """The table as the files name their tensors, where declarations leave it open.
+    def spelled(
+        self, layout: Layout, tensors: Mapping[str, Stored], rows: Iterable[Row]
+    ) -> QuantTable:
+        """The table as the files have their tensors, where declarations leave it open.
 
-        Exporters of FP8_PB_WO name block scales differently. Those of int4 do not list the modules
-        outside a layer's usual ones, which stay plain.
+        Exporters of FP8_PB_WO name block scales differently. Many do not list what stays plain:
+        stacked experts, which are no Linear, and modules outside a layer's usual ones.
         """
         inverse = SUFFIXES[Dialect.BLOCK].block_scale
-        found, dialect = {}, self.dialect
-        for module, scheme in self.modules.items():
-            name = layout.file_name(module)
-            if scheme is Scheme.FP8_BLOCK and f"{name}.{inverse}" in names:
+        scales = (inverse, SUFFIXES[Dialect.MODELOPT].block_scale)
+        found, dialect = dict.fromkeys(self.modules, Scheme.PLAIN), self.dialect
+        for linear in linears(rows):
+            key, module = linear.table_key, layout.file_name(linear.stored.module)
+            weight = f"{module}.weight"
+            if linear.group and layout.fused(linear.group):
+                weight = layout.file_name(f"{linear.group}.gate_up_proj")
+            plain = weight in tensors and tensors[weight].dtype in PLAIN
+            if not plain or any(f"{module}.{scale}" in tensors for scale in scales):
+                found[key] = self.modules[key]
+            if found[key] is Scheme.FP8_BLOCK and f"{module}.{inverse}" in tensors:
                 dialect = Dialect.BLOCK
-            plain = scheme.group and f"{name}.weight" in names
-            found[module] = Scheme.PLAIN if plain else scheme
         return replace(self, modules=MappingProxyType(found), dialect=dialect)
 
     def drafting(self, drafts: QuantTable) -> QuantTable:

@@ -9,8 +9,12 @@ without the prefix that files put before them (`layout.py`). Knows no scheme and
 import enum
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from typing import Protocol
+
+from spark_engine.tensors import DType
 
 Shape = tuple[int, ...]
+PLAIN = (DType.BF16, DType.F16, DType.F32)  # of unquantised tensors
 
 
 class ValueKind(enum.Enum):
@@ -123,6 +127,17 @@ class Linear:
 
 
 Row = Tensor | Linear
+
+
+class Stored(Protocol):
+    """A tensor's entry in a file (`files.StoredTensor`)."""
+
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def file(self) -> str: ...
 
 
 def by_rows(*parts: tuple[int, int], shared: bool = False) -> Split:

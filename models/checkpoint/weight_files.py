@@ -17,7 +17,11 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 AGAIN = "download this file again"
 LORA = "merge the LoRA adapter into its base model, and give the result"
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
-_MODEL = ("model.", "lm_head.")  # how names begin in a file that adds to a model without an index
+_MODEL = (
+    "model.",
+    "lm_head.",
+    "language_model.",
+)  # how names begin in a file that adds to a model without an index
 
 
 def fail(file: str, what: str, remedy: str) -> NoReturn:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint.expected_tensors import PLAIN, STACK_SCALE
+from spark_engine.models.checkpoint.expected_tensors import STACK_SCALE
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
-from spark_engine.models.checkpoint.tensor_list import Experts, Linear, Tensor
+from spark_engine.models.checkpoint.tensor_list import PLAIN, Experts, Linear, Tensor
 from spark_engine.models.weights import recipes
 from spark_engine.models.weights.borrowed_scales import borrowed
 from spark_engine.models.weights.int4_tensors import projection_parts

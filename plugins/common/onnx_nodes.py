@@ -8,7 +8,7 @@ from itertools import count
 
 import numpy as np
 
-from spark_engine.op import DOMAIN
+from spark_engine.op import DOMAIN, Body
 from spark_engine.tensors import Array, DType
 
 OPSET = 23
@@ -143,3 +143,11 @@ def _attribute(value: object) -> str:
     if isinstance(value, (bool, int, float)):
         return repr(int(value) if isinstance(value, bool) else value)
     raise TypeError(f"attribute {value!r} has no textual syntax here")
+
+
+def identity(op: str) -> Body:
+    """The body of `op` where one rank has all: y = x."""
+    f = Text()
+    f("Identity", "x", out="y")
+    text = f.function(op, ("x",), ("y",))
+    return lambda attrs, specs: text

@@ -6,10 +6,12 @@ intact, made for this machine, and fits its memory.
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -54,6 +56,9 @@ if TYPE_CHECKING:
     from spark_engine.runtime.executors.device_clock import DeviceClock
 
 MIB, GIB = 1 << 20, 1 << 30
+TURN_S = (
+    2e-4  # of a thread that computes: reading weights asks for Python's lock ten times as often
+)
 # Of a `.engine` file's header and payload, the folder that holds the weights, and threads.
 OpenExecutor: TypeAlias = Callable[[EngineHeader, bytes, Path, int], Executor]
 EXECUTORS: Mapping[str, OpenExecutor] = {"ort": OrtExecutor, "trt": TrtExecutor}
@@ -221,7 +226,7 @@ def _load(
     # A device verifies the weights while it reads them, and each rank its own file.
     own = () if manifest.executor == NATIVE else (manifest.weights_files[rank],)
     deferred = set(manifest.weights_files) - set(own)
-    folder = open_folder(path, target, deferred, shown.advance)
+    folder = open_folder(path, target, deferred, shown.advance, manifest)
     mark("files")
     if folder.manifest.executor == NATIVE and NATIVE not in EXECUTORS:
         return _load_native(folder, options, mark, shown, comm)
@@ -283,13 +288,13 @@ def _load_native(
     shown: Progress,
     comm: Communicator | None,
 ) -> Loaded:
-    """The engine on the first GPU, opened bucket by bucket. Where the host shares the memory, no
-    other engine measures and allocates meanwhile (`startup_lock`)."""
+    """The engine on the first GPU, opened bucket by bucket while its weights are read. Where the
+    host shares the memory, no other engine measures and allocates meanwhile (`startup_lock`)."""
     from spark_engine.runtime.executors.native import NativeEngine  # needs the extra `cuda`
 
     manifest, threads = folder.manifest, options.threads
     executors: dict[BucketKey, Executor] = {}
-    with ExitStack() as turn, ExitStack() as undo:
+    with ExitStack() as turn, _loading(), ExitStack() as undo:
 
         def rows_in(gpu: Gpu) -> int:
             take_turns(turn, gpu.integrated, shown.say, comm)
@@ -306,16 +311,30 @@ def _load_native(
         if rows:
             shown.say(f"prefix cache: {rows} snapshots of {row / MIB:.1f} MiB")
         table = {**EXECUTORS, NATIVE: engine.open}
-        shown.say(f"preparing {len(manifest.buckets)} buckets")
         for bucket in manifest.buckets:
             executor = _open(folder, bucket, threads, table)
             undo.callback(executor.close)
             executors[bucket.family, bucket.rows] = executor
             mark(f"{bucket.family} {bucket.rows}")
-            shown.advance(len(executors), len(manifest.buckets))
+        engine.wait()
+        mark("weights")
         undo.pop_all()
     own = {"device_states": engine.states, "table_writer": engine.tables, "clock": engine.clock}
     return _loaded(folder, executors, rows, options.cache_bytes, open_bucket=engine.open, **own)
+
+
+@contextmanager
+def _loading() -> Iterator[None]:
+    """Short turns of Python's threads, and no search for cycles: what is made is permanent."""
+    collects, turn = gc.isenabled(), sys.getswitchinterval()
+    gc.disable()
+    sys.setswitchinterval(TURN_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(turn)
+        if collects:
+            gc.enable()
 
 
 def _loaded(

@@ -21,8 +21,8 @@ Knows counts only: slots, pages, bytes, positions. Pure Python without arrays; r
   round.
 - So the first running sequence of a priority advances every few steps, the turn passes after a
   bounded number of tiles, and preemption is only for an earlier or a more urgent sequence.
-- A tile over images waits until their rows are computed, between two steps: those of one tile a
-  step, in prefill's time. A tile that a step has no time for is the next one's first.
+- A tile over images waits until the rows of one tile are computed, between two steps, in prefill's
+  time, if need be alone. A tile that a step has no time for is the next one's first.
 - Preemption happens only while no launched step is uncollected. What a finished sequence held is
   free once the last launched step that touches it was collected.
 """
@@ -386,12 +386,15 @@ class Scheduler:
         images = [i for i in seq.request.images if i.start <= end and i.end > start]
         missing = self.images.missing(images)
         towers = [i.tokens for i in missing] + [i.tokens for i, _ in plan.images]
-        if plan.images and missing or towers and live and not self.pacing.fits(live + 1, towers):
+        fits = not towers or self.pacing.fits(live + 1, towers)
+        if plan.images and missing or (plan.images or live) and not fits:
             self._postponed = self._postponed or (seq if missing else None)
             return False
-        new = self.images.place(images, shown)
-        if new is None:
+        if (new := self.images.place(images, shown)) is None:
             return False
         plan.images += [(image, self.images.first(image)) for image in new]
         shown.update(image.digest for image in images)
-        return True
+        if fits or not self.pacing.bounded:
+            return True
+        self._postponed = seq  # the tower takes this step's time, the tile is the next one's
+        return False

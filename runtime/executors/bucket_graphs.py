@@ -75,6 +75,7 @@ class BucketGraphs:
             at = reads.index(True)
             before, rest = self._launches[:at], self._launches[at:]
             self._parts = self._recorded(before), self._recorded(rest)
+            self._launches = ()  # the parts have what they need of it
         return self._parts
 
     def _recorded(self, launches: Sequence[QueuedLaunch]) -> Queue:

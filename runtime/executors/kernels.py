@@ -18,14 +18,16 @@ class Kernels:
         self._found: dict[tuple[bytes, str], tuple[Function, int]] = {}
 
     def find(self, cubin: bytes, symbol: str, shared: int) -> Function:
-        """The kernel, with a dynamic shared memory limit of at least `shared` bytes and of all
-        earlier requests."""
+        """The kernel, loaded, with a dynamic shared memory limit of at least `shared` bytes and of
+        all earlier requests."""
         digest = hashlib.sha256(cubin).digest()
         if digest not in self._modules:
             self._modules[digest] = self._gpu.module(cubin)
         key = digest, symbol
         if key not in self._found:
-            self._found[key] = self._gpu.function(self._modules[digest], symbol), 0
+            found = self._gpu.function(self._modules[digest], symbol)
+            self._gpu.load_function(found)
+            self._found[key] = found, 0
         function, allowed = self._found[key]
         if shared > allowed:
             self._gpu.allow_shared(function, shared)

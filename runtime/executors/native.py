@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from spark_engine.device.buffers import Block, Buffers
-from spark_engine.device.gpu import Event, Function, Gpu
+from spark_engine.device.gpu import Function, Gpu
 from spark_engine.device.resources import DeviceResources
 from spark_engine.engine_file import CHUNK_BYTES, EngineFolder, EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
@@ -23,7 +22,7 @@ from spark_engine.runtime.executors.bucket_graphs import MASKS, BucketGraphs, Qu
 from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.executors.device_clock import DeviceClock
 from spark_engine.runtime.executors.device_memory import DeviceStates, DeviceTables
-from spark_engine.runtime.executors.executor import Specs, Wait, checked
+from spark_engine.runtime.executors.executor import Specs, Wait
 from spark_engine.runtime.executors.gpu_lock import lock_gpu, refuse_mps
 from spark_engine.runtime.executors.kernels import Kernels
 from spark_engine.runtime.executors.peers import calls, connect_peers
@@ -37,11 +36,11 @@ from spark_engine.runtime.executors.program import (
     RankOperand,
     ScalarOperand,
 )
-from spark_engine.runtime.executors.upload import upload_file
-from spark_engine.tensors import Array, Bytes
+from spark_engine.runtime.executors.staging import StagedBuffers, Staging
+from spark_engine.runtime.executors.upload import Upload
+from spark_engine.tensors import Array
 from spark_engine.weights_file import read_index
 
-MAX_STAGED = 4  # sets of host buffers that a bucket remembers; an engine has one or two
 INERT = ("slots", "sources", "saves")  # tables of step inputs that are -1 in an inactive row
 Mark = Callable[[str], None]  # receives the name of each completed stage
 
@@ -52,8 +51,9 @@ class NativeEngine:
     `rows_in` receives the device before the engine allocates memory; it raises if the engine does
     not fit and otherwise returns the number of snapshot rows that fit. With `comm` the engine is
     one of several ranks, each with a process and a GPU; ranks communicate through NCCL if they do
-    not read each other's memory. Weights are verified while they are copied. Without `graphs` the
-    launches of a step are queued one by one. With `masks` the graphs of steps that wait for masks
+    not read each other's memory. Weights are verified while they are copied, and are there once
+    `wait` has returned; buckets can be opened meanwhile. Without `graphs` the launches of a step
+    are queued one by one. With `masks` the graphs of steps that wait for masks
     are recorded here. Raises EngineError if the weights differ from the manifest, if another engine
     is open in this process, or under MPS. `close`, or that of the last executor, frees everything.
     """
@@ -86,9 +86,10 @@ class NativeEngine:
             snapshots = rows_in(self.gpu)
             mark("device")
             digests = partial(folder.check_chunk, path.name)
-            weights = upload_file(resources, path, CHUNK_BYTES, digests)
-            mark("weights")
-            self.weights = {k: weights + e.offset for k, e in read_index(path).items()}
+            self._upload = Upload(resources, path, CHUNK_BYTES, digests)
+            undo.callback(self._upload.close)
+            at = self._upload.address
+            self.weights = {k: at + e.offset for k, e in read_index(path).items()}
             self.states = DeviceStates(resources, manifest.states, snapshots)
             self.tables = DeviceTables(resources, manifest.tables)
             self.arena_bytes = max(b.arena_bytes for b in buckets)
@@ -102,6 +103,11 @@ class NativeEngine:
             self.gpu.wait()
             mark("memory")
             self._undo = undo.pop_all()
+
+    def wait(self) -> None:
+        """Returns once the weights are there, before which no bucket may run. Raises EngineError if
+        they differ from the manifest's."""
+        self._upload.wait()
 
     def open(
         self, header: EngineHeader, payload: bytes, folder: Path, threads: int
@@ -119,6 +125,11 @@ class NativeEngine:
         """A kernel of a cubin, with its dynamic shared memory limit set; None for an NCCL call."""
         cubin, symbol, shared = kernel.cubin, kernel.symbol, kernel.shared
         return None if cubin is None else self._kernels.find(cubin, symbol, shared)
+
+    @property
+    def across(self) -> bool:
+        """True if the ranks use NCCL."""
+        return self._calls is not None
 
     def call(self, symbol: str, args: Sequence[int | float]) -> Callable[[], None]:
         """A function that queues an NCCL call. Raises EngineError if the ranks do not use NCCL."""
@@ -142,18 +153,6 @@ class NativeEngine:
         self._undo.close()
 
 
-@dataclass(frozen=True)
-class _Staging:
-    """Pinned copies of one set of host buffers; `done`: their last launch has ended."""
-
-    buffers: Mapping[str, Array]
-    steps: Bytes
-    outputs: Bytes
-    done: Event
-    fed: tuple[tuple[str, Array], ...]  # views of `steps`
-    read: tuple[tuple[str, Array], ...]  # views of `outputs`
-
-
 class NativeExecutor:
     """One bucket: a CUDA graph over the engine's memory."""
 
@@ -161,11 +160,11 @@ class NativeExecutor:
         self._engine, self.gpu = engine, engine.gpu
         self.specs = Specs(header.inputs, header.states, header.outputs)
         self._label = f"{header.family} {header.rows}"
-        self._staged: list[_Staging] = []
         self._buffers = Buffers.of(header, engine.tables.addresses)
         self._resources = DeviceResources(self.gpu)
         try:
             self._check_specs()
+            self._staging = StagedBuffers(self._resources, self.specs, self._buffers)
             self._steps = self._resources.zeros(self._buffers.steps.nbytes)
             self._outputs = self._resources.zeros(self._buffers.outputs.nbytes)
             larger = self._buffers.wide.nbytes > engine.wide_bytes  # only other payloads
@@ -184,12 +183,12 @@ class NativeExecutor:
         states.
         """
         self.gpu.use()
-        program = self._read(payload)
+        program, values = self._read(payload)
         kernels = [self._engine.function(kernel) for kernel in program.kernels]
         queued = []
         for record in program.launches:
             function, symbol = kernels[record.kernel], program.kernels[record.kernel].symbol
-            args = [self._value(arg) for arg in record.args]
+            args = [values[id(arg)] for arg in record.args]
             if function is None:
                 queue = self._engine.call(symbol, args)
             else:
@@ -243,17 +242,17 @@ class NativeExecutor:
 
         return launch_rest
 
-    def _feed(self, buffers: Mapping[str, Array]) -> _Staging:
+    def _feed(self, buffers: Mapping[str, Array]) -> Staging:
         if not self._open:
             raise ExecutorError(f"{self._label} is closed")
         self.gpu.use()
-        staging = self._staging(buffers)
+        staging = self._staging.find(buffers)
         for name, view in staging.fed:
             view[...] = buffers[name]
         self.gpu.upload(self._steps, staging.steps)
         return staging
 
-    def _fetch(self, staging: _Staging, buffers: Mapping[str, Array]) -> Wait:
+    def _fetch(self, staging: Staging, buffers: Mapping[str, Array]) -> Wait:
         """Queues the copy of the outputs and returns the function that waits for them."""
         if staging.read:  # the tower has no outputs
             self.gpu.download(staging.outputs, self._outputs)
@@ -279,26 +278,6 @@ class NativeExecutor:
         finally:
             self._engine.release(self)
 
-    def _staging(self, buffers: Mapping[str, Array]) -> _Staging:
-        for known in self._staged:
-            if known.buffers is buffers:
-                return known
-        for spec in (*self.specs.inputs, *self.specs.outputs):
-            checked(spec, buffers.get(spec.name))
-        if len(self._staged) == MAX_STAGED:
-            oldest = self._staged.pop(0)
-            self.gpu.wait_for(oldest.done)
-            steps, outputs, done = oldest.steps, oldest.outputs, oldest.done
-        else:
-            steps = self._resources.pinned(self._buffers.steps.nbytes)
-            outputs = self._resources.pinned(self._buffers.outputs.nbytes)
-            done = self._resources.event()
-        fed = tuple((f.spec.name, f.view(steps)) for f in self._buffers.steps.fields)
-        read = tuple((f.spec.name, f.view(outputs)) for f in self._buffers.outputs.fields)
-        made = _Staging(buffers, steps, outputs, done, fed, read)
-        self._staged.append(made)
-        return made
-
     def _check_specs(self) -> None:
         """Raises EngineError if tables or states differ from the manifest's, which sized the
         allocations."""
@@ -311,12 +290,15 @@ class NativeExecutor:
                     "rebuild the engine with spark-build"
                 )
 
-    def _read(self, payload: bytes) -> Program:
+    def _read(self, payload: bytes) -> tuple[Program, dict[int, int | float]]:
+        """The payload's program, and the value of each operand by its `id`."""
+        values: dict[int, int | float] = {}
         try:
             program = Program.read(payload)
             for record in program.launches:
                 for arg in record.args:
-                    self._value(arg)
+                    if id(arg) not in values:  # the program keeps it
+                        values[id(arg)] = self._value(arg)
         except (KeyError, ValueError) as error:
             raise EngineError(
                 f"the {self._label} bucket's launches cannot be read ({error!r}); rebuild the "
@@ -332,7 +314,7 @@ class NativeExecutor:
                     f"the {self._label} bucket needs {wanted} bytes of {kind} memory, "
                     f"the engine has {there}; rebuild the engine with spark-build"
                 )
-        return program
+        return program, values
 
     def _check_resident(self, function: Function, symbol: str, record: LaunchRecord) -> None:
         """Raises EngineError if the blocks of a resident launch do not all fit at once."""
@@ -349,16 +331,21 @@ class NativeExecutor:
             )
 
     def _capture(self, payload: bytes) -> BucketGraphs:
-        """Loads the cubins, runs every launch once over inactive rows, and records the graph."""
-        launches = self.launches(payload)
+        """Loads the cubins and records the graph; runs nothing, except where ranks use NCCL."""
+        launches, engine = self.launches(payload), self._engine
+        if engine.across:
+            self._run_inactive(launches)
+        return BucketGraphs(self._label, launches, self._resources, engine.graphs, engine.masks)
+
+    def _run_inactive(self, launches: Sequence[QueuedLaunch]) -> None:
+        """Runs every launch once over inactive rows: NCCL connects at a call of a new size, which
+        is no work for a recording."""
         for field in self._buffers.steps.fields:
             byte = 0xFF if field.spec.name in INERT else 0
             self.gpu.fill(self._steps + field.offset, byte, field.spec.nbytes)
         for launch in launches:
             launch.queue()
         self.gpu.wait()
-        engine = self._engine
-        return BucketGraphs(self._label, launches, self._resources, engine.graphs, engine.masks)
 
     def _places(self) -> Mapping[str, Mapping[str, int]]:
         """Device addresses of launch operands, by kind and name."""

@@ -102,11 +102,11 @@ class Program:
             raise ValueError(f"{ends[-1]} bytes of payload expected, {len(payload)} found")
         cubins = [payload[start:end] for start, end in pairwise(ends)]
         kernels = (_kernel(row, cubins) for row in body.kernels)
-        sizes = {kind: getattr(body, f"{kind}_bytes") for kind in _BY_OFFSET}
+        operands = _Operands({kind: getattr(body, f"{kind}_bytes") for kind in _BY_OFFSET})
         for row in body.launches:
             _pick(body.kernels, row.kernel)
-        launches = (_record(row, sizes) for row in body.launches)
-        places = {name: _place(arg, sizes) for name, arg in body.places.items()}
+        launches = (_record(row, operands) for row in body.launches)
+        places = {name: operands.place(arg) for name, arg in body.places.items()}
         scratch = body.arena_bytes, body.zeroed_bytes
         return cls(tuple(kernels), tuple(launches), *scratch, places, body.symmetric_bytes)
 
@@ -126,7 +126,7 @@ class _LaunchRow(msgspec.Struct):
     shared: Shared
     pdl: bool
     resident: bool
-    args: list[list[Any]]
+    args: list[tuple[Any, ...]]
 
 
 class _Body(msgspec.Struct):
@@ -135,7 +135,7 @@ class _Body(msgspec.Struct):
     cubins: list[Natural]
     kernels: list[_KernelRow]
     launches: list[_LaunchRow]
-    places: dict[str, list[Any]] = {}
+    places: dict[str, tuple[Any, ...]] = {}
     symmetric_bytes: Natural = 0
 
 
@@ -154,21 +154,36 @@ def _kernel(row: _KernelRow, cubins: list[bytes]) -> KernelEntry:
     return KernelEntry(cubin, row.symbol, row.shared)
 
 
-def _record(row: _LaunchRow, sizes: Mapping[str, int]) -> LaunchRecord:
-    args = tuple(_operand(arg, sizes) for arg in row.args)
-    kinds = tuple(_kind(arg) for arg in args)
+def _record(row: _LaunchRow, operands: _Operands) -> LaunchRecord:
+    args = tuple(map(operands.find, row.args))
+    kinds = tuple(map(_kind, args))
     shape = Shape(row.grid, row.block, kinds, row.shared, row.cluster, row.pdl)
     return LaunchRecord(row.node, row.kernel, shape, args, row.resident)
 
 
-def _place(arg: list[Any], sizes: Mapping[str, int]) -> MemoryOperand:
-    place = _operand(arg, sizes)
-    if not isinstance(place, MemoryOperand):
-        raise ValueError(f"{arg!r} is not a memory operand")
-    return place
+class _Operands:
+    """The operands of one program, within memory of these `sizes`; equal ones are one object, since
+    most of a bucket's thousands occur several times."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._sizes = sizes
+        self._known: dict[tuple[Any, ...], Operand] = {}
+
+    def find(self, arg: tuple[Any, ...]) -> Operand:
+        try:
+            return self._known[arg]
+        except (KeyError, TypeError):  # TypeError: a list in it
+            made = _operand(arg, self._sizes)
+            return self._known.setdefault(arg, made)
+
+    def place(self, arg: tuple[Any, ...]) -> MemoryOperand:
+        place = self.find(arg)
+        if not isinstance(place, MemoryOperand):
+            raise ValueError(f"{arg!r} is not a memory operand")
+        return place
 
 
-def _operand(arg: list[Any], sizes: Mapping[str, int]) -> Operand:
+def _operand(arg: tuple[Any, ...], sizes: Mapping[str, int]) -> Operand:
     match arg:
         case [str(kind), offset, nbytes] if kind in _BY_OFFSET and _are_ints(offset, nbytes):
             if not 0 <= offset <= offset + nbytes <= sizes[kind]:
@@ -191,12 +206,9 @@ def _operand(arg: list[Any], sizes: Mapping[str, int]) -> Operand:
 
 
 def _kind(arg: Operand) -> str:
-    match arg:
-        case ScalarOperand(kind):
-            return kind
-        case RankOperand():
-            return "i32"
-    return "address"
+    if isinstance(arg, ScalarOperand):
+        return arg.kind
+    return "i32" if isinstance(arg, RankOperand) else "address"
 
 
 def _are_ints(*values: object) -> bool:

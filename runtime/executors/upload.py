@@ -1,5 +1,7 @@
 """Copies a file into device memory: several threads read it once and hash it while they copy.
 
+The copies are on their own stream, so that graphs can be recorded meanwhile.
+
 Knows files, pinned memory and chunks; knows no contents and no expected digests. If the device
 shares the host's memory, pages that were read are dropped from the page cache, so that the weights
 are not in memory twice.
@@ -9,10 +11,9 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 
-from spark_engine.device.gpu import Event, Gpu
+from spark_engine.device.gpu import Event, Gpu, Stream
 from spark_engine.device.resources import DeviceResources
 from spark_engine.errors import EngineError
 from spark_engine.tensors import Bytes
@@ -23,35 +24,51 @@ MAX_LANES = 16  # threads; fewer saturate PCIe
 Check = Callable[[int, str], None]  # (chunk index, hex sha256); raises on a mismatch
 
 
-def upload_file(
-    resources: DeviceResources, path: Path, chunk: int, check: Check, lanes: int = 0
-) -> int:
-    """Address of the whole file in device memory; `resources` frees it.
+class Upload:
+    """Copies a whole file into device memory at `address`, which `resources` frees.
 
     Threads read and hash `chunk` bytes at a time and pass the digest to `check`; its error ends
-    the upload. The caller must not use the file's bytes before this returns. `lanes`: threads, 0
-    for one per core. Raises EngineError if the file is truncated meanwhile.
+    the upload. The file's bytes may be used after `wait`. `lanes`: threads, 0 for one per core.
     """
-    size = path.stat().st_size
-    chunks = -(-size // chunk)
-    lanes = max(1, min(lanes or os.cpu_count() or 1, MAX_LANES, chunks))
-    address = resources.memory(size)
-    with closing(DeviceResources(resources.gpu)) as own:
-        stages = own.pinned(lanes * STAGES * PIECE).reshape(lanes, STAGES, PIECE)
-        copied = [[own.event() for _ in range(STAGES)] for _ in range(lanes)]
-        job = _Job(resources.gpu, path, size, chunk, address, check)
-        with ThreadPoolExecutor(lanes, "upload") as pool:
-            running = [pool.submit(job.run, stages[i], copied[i]) for i in range(lanes)]
-            try:
-                for done in running:
-                    done.result()
-            except BaseException:  # KeyboardInterrupt too: the pool waits for its threads
-                job.stop()
-                raise
-    if resources.gpu.integrated:  # drops pages that readahead loaded after their range was dropped
-        with path.open("rb") as file:
-            _drop(file.fileno(), 0, size)
-    return address
+
+    def __init__(
+        self, resources: DeviceResources, path: Path, chunk: int, check: Check, lanes: int = 0
+    ) -> None:
+        size = path.stat().st_size
+        chunks = -(-size // chunk)
+        lanes = max(1, min(lanes or os.cpu_count() or 1, MAX_LANES, chunks))
+        self.address = resources.memory(size)
+        self._path, self._size, self._gpu = path, size, resources.gpu
+        self._own = DeviceResources(resources.gpu)
+        try:
+            stream = self._own.stream()
+            stages = self._own.pinned(lanes * STAGES * PIECE).reshape(lanes, STAGES, PIECE)
+            copied = [[self._own.event() for _ in range(STAGES)] for _ in range(lanes)]
+        except BaseException:
+            self._own.close()
+            raise
+        self._job = _Job(resources.gpu, stream, path, size, chunk, self.address, check)
+        self._pool = ThreadPoolExecutor(lanes, "upload")
+        self._lanes = [self._pool.submit(self._job.run, stages[i], copied[i]) for i in range(lanes)]
+
+    def wait(self) -> int:
+        """Returns the address once all bytes are there. Raises what `check` raised, and EngineError
+        if the file was truncated meanwhile."""
+        try:
+            for lane in self._lanes:
+                lane.result()
+        finally:  # KeyboardInterrupt too: the pool waits for its threads
+            self.close()
+        if self._gpu.integrated:  # drops pages that readahead loaded after their range was dropped
+            with self._path.open("rb") as file:
+                _drop(file.fileno(), 0, self._size)
+        return self.address
+
+    def close(self) -> None:
+        """Ends the threads, each after its current chunk. May be called twice."""
+        self._job.stop()
+        self._pool.shutdown()
+        self._own.close()
 
 
 def _drop(file: int, at: int, size: int) -> None:
@@ -62,9 +79,16 @@ class _Job:
     """State of one upload, shared by its threads."""
 
     def __init__(
-        self, gpu: Gpu, path: Path, size: int, chunk: int, address: int, check: Check
+        self,
+        gpu: Gpu,
+        stream: Stream,
+        path: Path,
+        size: int,
+        chunk: int,
+        address: int,
+        check: Check,
     ) -> None:
-        self._gpu, self._path, self._size = gpu, path, size
+        self._gpu, self._stream, self._path, self._size = gpu, stream, path, size
         self._chunk, self._address, self._check = chunk, address, check
         self._starts: Iterator[int] = iter(range(0, size, chunk))  # `next` of a range is atomic
         self._stopped = False
@@ -87,6 +111,9 @@ class _Job:
         except BaseException:
             self._stopped = True
             raise
+        finally:  # copies that are queued read the stages
+            for event in copied:
+                self._gpu.wait_for(event)
 
     def _move(self, file: int, start: int, stages: Bytes, copied: list[Event]) -> str:
         digest = hashlib.sha256()
@@ -95,8 +122,8 @@ class _Job:
             stage = stages[turn % STAGES][: min(PIECE, end - at)]
             self._gpu.wait_for(copied[turn % STAGES])
             self._read(file, at, stage)
-            self._gpu.upload(self._address + at, stage)
-            self._gpu.record(copied[turn % STAGES])
+            self._gpu.upload(self._address + at, stage, self._stream)
+            self._gpu.record(copied[turn % STAGES], self._stream)
             digest.update(stage)
             if self._drops:
                 _drop(file, at, len(stage))

@@ -160,6 +160,7 @@ def on_white(image: Image.Image) -> Image.Image:
     for top in range(0, image.height, STRIP):
         box = (0, top, image.width, min(top + STRIP, image.height))
         part = image.crop(box).convert("RGBA")
-        white = Image.new("RGBA", part.size, "white")
-        found.paste(Image.alpha_composite(white, part).convert("RGB"), box)
+        if part.getchannel("A").getextrema()[0] != 255:
+            part = Image.alpha_composite(Image.new("RGBA", part.size, "white"), part)
+        found.paste(part.convert("RGB"), box)
     return found

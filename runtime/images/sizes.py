@@ -41,13 +41,13 @@ def resized(
         raise BadImage(f"{words}; cut the image")
     unit = info.unit
     sides = round(height / unit) * unit, round(width / unit) * unit
+    if sides[0] * sides[1] < least:
+        scale = math.sqrt(least / (height * width))
+        sides = _grown(height, scale, unit), _grown(width, scale, unit)
     if sides[0] * sides[1] > most:
         scale = math.sqrt(height * width / most)
         sides = _shrunk(height, scale, unit), _shrunk(width, scale, unit)
-    elif sides[0] * sides[1] < least:
-        scale = math.sqrt(least / (height * width))
-        sides = _grown(height, scale, unit), _grown(width, scale, unit)
-    if sides[0] * sides[1] > most:  # a side of one unit, or less than a unit within both limits
+    if sides[0] * sides[1] > most:  # a side of one unit
         words = f"{width} x {height} pixels cannot be resized to at most {most} pixels"
         raise BadImage(f"{words} in whole squares of {unit}; cut the image to other proportions")
     return sides

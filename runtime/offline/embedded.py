@@ -16,6 +16,8 @@ from spark_engine.engine_file import MANIFEST, read_manifest
 from spark_engine.errors import EngineError
 
 NAME = "tiny"
+# Of the default sizes those that matter for a few users: each takes as long to build as to open.
+BUCKETS = ("--decode", "1,8,32", "--prefill", "64,256")
 Say = Callable[[str], None]
 
 
@@ -74,7 +76,8 @@ def is_stale(folder: Path, checkpoint: Path) -> bool:
 
 
 def build(checkpoint: Path, folder: Path) -> None:
-    """Runs `spark-build`; its report goes to standard error. Raises EngineError if it fails."""
+    """Runs `spark-build`, whose stages are shown and whose report is not. Raises EngineError if it
+    fails."""
     parent = folder.parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +91,7 @@ def build(checkpoint: Path, folder: Path) -> None:
         )
     module = "spark_engine.builder.cli"
     command = [sys.executable, "-P", "-m", module, str(checkpoint), "-o", str(folder)]
-    command.append("--no-record")  # recording takes longer than the build, and the user waits
+    command += ["--no-record", *BUCKETS]  # recording takes longer than the build: the user waits
     code = _run(command)
     if code or not (folder / MANIFEST).exists():
         raise EngineError(
@@ -99,7 +102,7 @@ def build(checkpoint: Path, folder: Path) -> None:
 
 def _run(command: list[str]) -> int:
     """Runs a command; returns its exit code. If this process is ended, the command is too."""
-    with subprocess.Popen(command, stdout=sys.stderr) as process:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         try:
             return process.wait()
         except BaseException:

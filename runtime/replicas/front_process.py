@@ -25,10 +25,10 @@ from spark_engine.runtime.server.http.connections import (
 from spark_engine.runtime.server.http.guard import guard_of
 from spark_engine.runtime.server.http.tls import ServerTls
 from spark_engine.runtime.server.operation.keys import Keyring
+from spark_engine.runtime.server.process.http_server import config_of
 from spark_engine.runtime.server.process.lifecycle import keep_loaded, on_hangup
 from spark_engine.runtime.server.process.options import ServerOptions
 from spark_engine.runtime.server.process.port import Listener, bind
-from spark_engine.runtime.server.process.server import config_of
 
 log = logging.getLogger(__name__)
 

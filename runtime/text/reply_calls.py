@@ -242,7 +242,9 @@ class CallReader:
         if kind in _CLOSING:  # models write more closing marks than opening ones
             self._bare = self._bare or kind is Mark.END_CALL
             self._space = []
-        elif kind is Mark.CALL or (kind is Mark.FUNCTION and self._is_call(lexeme)):
+        elif kind is Mark.CALL or (
+            kind is Mark.FUNCTION and not (self._bare and lexeme.name not in self._types)
+        ):
             self._space = []
             if kind is Mark.CALL:
                 self.begin(lexeme)
@@ -251,9 +253,6 @@ class CallReader:
         else:
             self.inside = False
             self._again([*self._space, lexeme])
-
-    def _is_call(self, lexeme: Lexeme) -> bool:
-        return not self._bare or lexeme.name in self._types
 
 
 class _Value:

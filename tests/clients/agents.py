@@ -44,7 +44,8 @@ from tests.clients.agent_proxy import (
     Proxy,
 )
 from tests.clients.agent_rows import AGENTS, ASKED, CONTEXT, GIVEN, PICTURE, Agent, filled
-from tests.clients.run import HERE, OFFLINE, VENVS, served, write_part
+from tests.clients.run import HERE, OFFLINE, VENVS, write_part
+from tests.ports import served
 from tests.repository import ROOT
 
 LOCK = HERE / "npm"

@@ -13,19 +13,18 @@ import contextlib
 import json
 import os
 import re
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
 
 from tests.clients.tower_model import engine
+from tests.ports import served
 from tests.repository import ROOT
 
 HERE = ROOT / "tests" / "clients"
@@ -34,7 +33,7 @@ PAGE = ROOT / "docs" / "use" / "clients.md"
 PACKAGES = HERE / "packages.toml"
 MARK = "<!-- from here: python -m tests.clients.{} -->\n"
 LATEST = "verdicts.json"  # in a client's environment
-START_S, CLIENT_S = 300, 900
+CLIENT_S = 900
 CRASH = "the script's end"  # what failed where a script gave no verdicts
 Verdicts = dict[str, str]  # by feature: "" or what failed
 
@@ -61,44 +60,6 @@ def install(name: str, packages: list[str]) -> Path:
     subprocess.run([uv, "pip", "install", "-q", "-p", python, *packages], check=True)
     record.write_text(json.dumps(packages))
     return python
-
-
-@contextlib.contextmanager
-def served(*arguments: str) -> Iterator[str]:
-    """The address of `spark-run --serve` with these arguments; without any it serves the embedded
-    model. Raises RuntimeError where it does not."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "spark_engine.runtime.cli.spark_run",
-        *arguments,
-        "--serve",
-    ]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen([*command, "--port", str(port)], stdout=log, stderr=log)
-        url = f"http://127.0.0.1:{port}"
-        try:
-            end = time.monotonic() + START_S
-            while not _is_ready(url):
-                if process.poll() is not None or time.monotonic() > end:
-                    log.seek(0)
-                    raise RuntimeError(f"spark-run did not serve: {log.read()[-2000:]}")
-                time.sleep(0.5)
-            yield url
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/ready").status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 def tried(name: str, python: Path, url: str, home: Path) -> Verdicts:

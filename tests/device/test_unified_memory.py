@@ -326,7 +326,7 @@ def test_what_was_read_leaves_the_page_cache(tmp_path: Path) -> None:
         gpu = FakeGpu({})
         gpu.integrated = integrated
         resources = DeviceResources(gpu)  # type: ignore[arg-type]
-        at = upload.upload_file(resources, path, 8 << 20, lambda index, digest: None, 2)
+        at = upload.Upload(resources, path, 8 << 20, lambda index, digest: None, 2).wait()
         left[integrated] = _cached(path)
         assert gpu.at(at, size).tobytes() == path.read_bytes()
         resources.close()
@@ -343,9 +343,9 @@ from tests.runtime.fake_gpu import FakeGpu
 from tests.soak.loading import status
 
 class Once(FakeGpu):  # memory of the plan, taken before it is counted
-    def upload(self, address, array):
+    def upload(self, address, array, stream):
         self.at(address, array.nbytes)[:] = array
-    def record(self, event): pass
+    def record(self, event, stream): pass
     def wait_for(self, event): pass
 
 path, gpu = Path(sys.argv[1]), Once({})
@@ -358,7 +358,7 @@ if limit:  # of everything that is not a file
     at = status("VmData")
     resource.setrlimit(resource.RLIMIT_DATA, (at + limit, at + limit))
 before = status("VmRSS")
-upload.upload_file(DeviceResources(gpu), path, 64 << 20, lambda i, d: None, 16)
+upload.Upload(DeviceResources(gpu), path, 64 << 20, lambda i, d: None, 16).wait()
 print(status("VmHWM") - before)
 """
 

@@ -6,12 +6,8 @@ Without a URL it starts `spark-run --serve`. Needs what `make page` needs. All t
 measured by that server on this machine.
 """
 
-import socket
-import subprocess
 import sys
 import threading
-import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +15,9 @@ import httpx
 from playwright.sync_api import sync_playwright
 
 from tests.page.conftest import FOUND, ask
+from tests.ports import served
 
 DOCS = Path(__file__).parents[2] / "docs" / "pictures"
-START_S = 300  # the first start builds the embedded engine
 LOAD_S = 62  # of what the plots show
 CLIENTS = 6
 LARGEST = 150_000  # bytes of a picture
@@ -32,35 +28,8 @@ THINGS = ("boat", "bear", "kite", "fox")
 def main() -> int:
     if len(sys.argv) > 1:
         return take(sys.argv[1].rstrip("/") + "/")
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "spark_engine.runtime.cli.spark_run",
-        "--serve",
-        "--port",
-        str(port),
-    ]
-    with subprocess.Popen(command) as process:
-        try:
-            wait(f"http://127.0.0.1:{port}/", process)
-            return take(f"http://127.0.0.1:{port}/")
-        finally:
-            process.terminate()
-
-
-def wait(url: str, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + START_S
-    while True:
-        try:
-            httpx.get(url + "health").raise_for_status()
-            return
-        except httpx.HTTPError:
-            assert process.poll() is None and time.monotonic() < end, "the server does not start"
-            time.sleep(0.5)
+    with served() as url:
+        return take(url + "/")
 
 
 def take(url: str) -> int:

@@ -72,6 +72,8 @@ def uncalibrated(value: float | None) -> Change:
 def renamed(old: str, new: str) -> Change:
     def change(written: Written) -> None:
         kept = {n: a for n, a in written.tensors.items() if "visual" not in n}
+        above = "language_model." if new.startswith("language_model.") else ""
+        kept = {n.replace("lm_head.", f"{above}lm_head."): a for n, a in kept.items()}
         written.files[SINGLE] = {n.replace(old, new): a for n, a in kept.items()}
 
     return change

@@ -224,6 +224,11 @@ def gptq_tree(schemes: Schemes) -> Json:
     return {"config": {key: value for key, value in config.items() if key != "dynamic"}}
 
 
+def with_keys(declare: Declare, **keys: object) -> Declare:
+    """A declaration with other keys of quantization_config."""
+    return lambda schemes: {"config": declare(schemes)["config"] | keys}
+
+
 def auto_round(schemes: Schemes) -> Json:
     config: Json = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True}
     config |= {"data_type": "int", "packing_format": "auto_round:auto_gptq", "iters": 200}
@@ -244,6 +249,7 @@ def awq(schemes: Schemes) -> Json:
 
 
 TIED = {"tie_word_embeddings": True}
+TWO_SIZES: Json = {"-:.*(attn|mtp|visual).*": {}, r"+:.*gate_proj$": {"group_size": 32}}
 BLOCKS, ROWS = {LINEAR: "fp8_block"}, {LINEAR: "fp8_rows"}
 NVIDIA = {MIXERS: "fp8", rf"{FFN}|{HEAD}": "nvfp4_a16"}
 NVIDIA_38 = {MIXERS: "fp8", rf"{MLP}|{HEAD}": "nvfp4"}
@@ -295,6 +301,9 @@ LAYOUTS: dict[str, Layout] = {
     "FP8 dynamic, experts": Layout(
         "moe", {rf"{ATTENTION}|{FFN}": "fp8_rows"}, linear("fp8_rows")
     ),
+    "FP8 dynamic, experts fused and plain": Layout(
+        "moe", {LINEAR: "fp8_rows"}, linear("fp8_rows"), fused=True
+    ),
     "FP8 dynamic, mtp too": Layout("dense", ROWS, linear("fp8_rows"), head=ROWS),
     "CT NVFP4, dense": Layout("dense", {LINEAR: "ct_nvfp4"}, linear("ct_nvfp4")),
     "CT NVFP4, experts": Layout(
@@ -313,6 +322,16 @@ LAYOUTS: dict[str, Layout] = {
     "AutoRound, dense": Layout("dense", {LINEAR: "auto_round"}, auto_round),
     "AutoRound, experts": Layout(
         "moe", {rf"{MIXERS}|{EXPERTS}": "auto_round"}, auto_round
+    ),
+    "AutoRound, zero points": Layout(
+        "dense",
+        {LINEAR: "gptq_v2"},
+        with_keys(auto_round, packing_format="auto_round", group_size=32, sym=False),
+    ),
+    "GPTQ v2, two sizes of groups": Layout(
+        "dense",
+        {r"mlp\.gate_proj": "gptq_v2", MLP: "gptq_v2_g128"},
+        with_keys(gptq, checkpoint_format="gptq_v2", dynamic=TWO_SIZES, sym=False),
     ),
     "CT int4 g32": Layout("moe", {EXPERTS: "int4_g32"}, linear("int4_g32")),
     "CT int4 g128": Layout("dense", {LINEAR: "int4_g128"}, linear("int4_g128")),

@@ -149,10 +149,12 @@ def _int4(w: F32, group: int, zeros: bool, dtype: Any) -> tuple[Array, Array, Ar
     return codes.reshape(w.shape), zero, scale, values.reshape(w.shape)
 
 
-def gptq(w: F32, group: int = 128, index: bool = True) -> Packed:
-    """K packed by eight in qweight, N in qzeros, where a zero is one less than it means."""
-    codes, zero, scale, values = _int4(w, group, False, np.float16)
-    stored = {"qweight": _pack8(codes).T, "qzeros": _pack8(zero.T - 1), "scales": scale.T}
+def gptq(
+    w: F32, group: int = 128, index: bool = True, zeros: bool = False, less: int = 1
+) -> Packed:
+    """K packed by eight in qweight, N in qzeros, where a zero is `less` than it means."""
+    codes, zero, scale, values = _int4(w, group, zeros, np.float16)
+    stored = {"qweight": _pack8(codes).T, "qzeros": _pack8(zero.T - less), "scales": scale.T}
     if index:
         stored["g_idx"] = (np.arange(w.shape[1]) // group).astype(np.int32)
     return Packed(stored, values)
@@ -206,6 +208,8 @@ SCHEMES: dict[str, Callable[[F32, str], Packed]] = {
     "ct_nvfp4_a16": lambda w, module: ct_nvfp4(w, module, inputs=False),
     "gptq": lambda w, module: gptq(w),
     "auto_round": lambda w, module: gptq(w, index=False),
+    "gptq_v2": lambda w, module: gptq(w, 32, zeros=True, less=0),
+    "gptq_v2_g128": lambda w, module: gptq(w, zeros=True, less=0),
     "awq": lambda w, module: awq(w),
     "int4_g32": lambda w, module: ct_int4(w, 32, zeros=True),
     "int4_g128": lambda w, module: ct_int4(w, 128, zeros=False),

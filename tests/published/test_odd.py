@@ -18,7 +18,7 @@ from spark_engine.models.open_model import open_model
 from tests.published import damage
 from tests.published.checkpoint import Layout, Written, make
 from tests.published.damage import STEM, YARN, Change, quantisation, text
-from tests.published.layouts import BLOCKS, LAYOUTS, LINEAR, linear
+from tests.published.layouts import BLOCKS, HEAD, LAYOUTS, LINEAR, linear
 
 pytest.importorskip("transformers")
 
@@ -96,6 +96,7 @@ BUILDS: dict[str, Odd] = {
     "YaRN in rope_parameters": Odd(_rope(rope_parameters=YARN_ALONE)),
     "YaRN in rope_scaling": Odd(_rope(rope_parameters=None, rope_scaling=YARN, **damage.FLAT_ROPE)),
     "flat names under a nested config": Odd(DENSE, damage.renamed(STEM, "model.")),
+    "names of the language model": Odd(DENSE, damage.renamed(STEM, "language_model.model.")),
     "nested names under a flat config": Odd(
         "bf16 text only", damage.renamed("model.", STEM), head=False
     ),
@@ -109,6 +110,7 @@ BUILDS: dict[str, Odd] = {
     "status frozen": Odd(CT, quantisation(quantization_status="frozen")),
     "quantisation in the text config": Odd(CT, damage.nested_quantisation),
     "ignore in the text model's names": Odd(CT, damage.short_names),
+    "sparsity of none": Odd(CT, quantisation(sparsity_config={"format": "dense"})),
     "byte order mark": Odd(DENSE, folder=damage.marked),
     "symbolic links": Odd(DENSE, folder=damage.linked),
 }
@@ -118,6 +120,13 @@ def _algorithm(name: str) -> Odd:
     return Odd("ModelOpt NVFP4", quantisation(quant_algo=name), name)
 
 
+def _outputs(written: Written) -> None:
+    group = written.config["quantization_config"]["config_groups"]["group_0"]
+    group["output_activations"] = group["weights"]
+
+
+TURNED = {"config_groups": {"R4": {"type": "hadamard", "apply": []}}}
+INT8 = {"num_bits": 8, "type": "int", "dynamic": False, "strategy": "tensor"}
 E8M0 = damage.retyped("weight_scale_inv", ml_dtypes.float8_e8m0fnu)
 NEXT = {"model_type": "qwen4_exp", "architectures": ["Qwen4ExpForConditionalGeneration"]}
 # A pattern of the format, which the first eight words hold.
@@ -135,6 +144,10 @@ FORMATS: dict[str, Odd] = {
     "E8M0 scales": Odd(
         Layout("dense", BLOCKS, LAYOUTS["FP8 blocks, dense"].declare), E8M0, "(?i)e8m0"
     ),
+    "a transform": Odd(CT, quantisation(transform_config=TURNED), "Hadamard"),
+    "rounded outputs": Odd(CT, _outputs, "output"),
+    "sparse": Odd(CT, quantisation(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity"),
+    "int8 cache": Odd(CT, quantisation(kv_cache_scheme=INT8), "KV cache in static int8"),
     "qwen4_exp": Odd(DENSE, lambda w: w.config.update(NEXT), "qwen4_exp"),
 }
 SCALE_2, ZERO = f"{damage.EXPERT}.up_proj.weight_scale_2", np.zeros((), np.float32)
@@ -146,6 +159,11 @@ REFUSED: dict[str, Odd] = {
     "indexer_n_heads": Odd(DENSE, text(indexer_n_heads=4), "indexer_n_heads"),
     "rows above the vocabulary": Odd(DENSE, text(vocab_size=500), "vocab_size|embed_tokens"),
     "tied, and another head stored": Odd(DENSE, damage.tie(True), "tie_word_embeddings|lm_head"),
+    "tied, and a quantised head": Odd(
+        Layout("dense", {rf"{LINEAR}|{HEAD}": "fp8_rows"}, linear("fp8_rows")),
+        damage.tie(True),
+        "tie_word_embeddings",
+    ),
     "stale hf_quant_config.json": Odd(DENSE, damage.stale, r"hf_quant_config\.json"),
     "transposed experts": Odd(MOE, damage.transposed, "experts"),
     "eos_token_id as text": Odd(DENSE, text(eos_token_id="1"), "eos_token_id"),

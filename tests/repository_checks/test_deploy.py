@@ -29,7 +29,7 @@ from spark_engine.runtime.server.http.connections import MOST_DESCRIPTORS
 from spark_engine.runtime.server.http.routes import ROUTES
 from spark_engine.runtime.server.operation.keys import read_keys
 from spark_engine.runtime.server.operation.metrics import Metrics, Stopwatch
-from spark_engine.runtime.server.process.server import FORCE_S
+from spark_engine.runtime.server.process.http_server import FORCE_S
 from tests.certificates import OPENSSL, pair
 from tests.repository import ROOT
 from tests.runtime.server.operation.promql import Panels, Scrape

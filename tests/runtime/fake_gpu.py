@@ -20,7 +20,15 @@ from spark_engine.kernel import Shape
 from spark_engine.tensors import Array
 
 Kernel = Callable[..., None]
-NOTHING = {"memory": 0, "pinned": 0, "events": 0, "graphs": 0, "modules": 0, "contexts": 0}
+NOTHING = {
+    "memory": 0,
+    "pinned": 0,
+    "events": 0,
+    "graphs": 0,
+    "streams": 0,
+    "modules": 0,
+    "contexts": 0,
+}
 
 
 class Event:
@@ -52,6 +60,7 @@ class FakeGpu:
         self._pinned: dict[int, Any] = {}  # by address
         self._events: set[Event] = set()
         self._graphs: list[Any] = []
+        self._streams: list[object] = []
         self._queue: deque[object] = deque()
         self._lock = threading.RLock()
 
@@ -63,6 +72,7 @@ class FakeGpu:
             "pinned": len(self._pinned),
             "events": len(self._events),
             "graphs": len(self._graphs),
+            "streams": len(self._streams),
             "modules": 0 if self.closed else len(self.modules),
             "contexts": int(not self.closed),
         }
@@ -97,8 +107,9 @@ class FakeGpu:
     def unpin(self, memory: Any) -> None:
         del self._pinned[memory.ctypes.data]
 
-    def upload(self, address: int, array: Array) -> None:
+    def upload(self, address: int, array: Array, stream: object | None = None) -> None:
         assert isinstance(array, np.ndarray) and array.flags.c_contiguous
+        assert stream is not None or self.recording is None, "it would become a part of the graph"
         self._make("upload")
         self.uploads.append((address, array.nbytes))
         raw = array.reshape(-1).view(np.uint8)
@@ -137,6 +148,9 @@ class FakeGpu:
         self._make("function")
         assert module in self.modules
         return symbol
+
+    def load_function(self, function: str) -> None:
+        self._make("load_function")
 
     def allow_shared(self, function: str, nbytes: int) -> None:
         self._make("allow_shared")
@@ -187,8 +201,17 @@ class FakeGpu:
     def destroy_event(self, event: Event) -> None:
         self._events.remove(event)
 
-    def record(self, event: Event) -> None:
+    def new_stream(self) -> object:
+        self._make("stream")
+        self._streams.append(object())
+        return self._streams[-1]
+
+    def destroy_stream(self, stream: object) -> None:
+        self._streams.remove(stream)
+
+    def record(self, event: Event, stream: object | None = None) -> None:
         assert event in self._events
+        assert stream is None or stream in self._streams
         self._make("record")
         self._add(event)
 

@@ -19,26 +19,30 @@ that does not delay an H200.
 
 import argparse
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.rehearsal.gb10 import calibration
 from benchmarks.rehearsal.gb10.calibration import Laws, Measured, node_times
 from benchmarks.rehearsal.gb10.card_model import GB10, Machine, h200
 from benchmarks.result_files import CONFIGS, MODELS, REHEARSED, RESULTS, read, write
+from benchmarks.time_images import WORDS, with_tower
 from benchmarks.weightless_plan import DRAFTS, ROWS, Bucket, Node, grouped, options, plan_of
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, drafts_of, verify_family
 from spark_engine.kernel import CARDS
 from spark_engine.kernel import GB10 as GB10_TARGET
 from spark_engine.kernel import H200 as H200_TARGET
+from spark_engine.vision import VISION
 
 KNOWN = RESULTS / "decode" / "decode_h200.json"
 # As `benchmarks.rehearsal --part layers` writes it.
 LAUNCHES = REHEARSED / "launches.json.xz"
 ACCEPTANCES = ((0.55, 0.5, 0.45), (0.8, 0.75, 0.7), (0.92, 0.88, 0.84))  # as `time_step` has them
 PLANNED = (*MODELS, "27b:nvfp4-a4")  # the last: W4A4 layers, which an H200 cannot run as a GB10
+IMAGES = (34 * 60, 32 * 32, 16 * 16)  # rows of images: the first of a screenshot of 1,920 x 1,088
 NARROW = "bf16"  # states of which decode alone is predicted, as many bytes as the default's, f16
 SLOWEST = 3
 LIMIT = 0.10  # of a step that a prediction may err by
@@ -199,6 +203,21 @@ def kept(acceptance: Sequence[float], k: int) -> float:
     return 1 + sum(math.prod(acceptance[: i + 1]) for i in range(k))
 
 
+def images(model: str, laws: Laws) -> Iterator[Row]:
+    """The tower for one image of each of IMAGES, and the prefill of a prompt with it, which takes
+    as long as that of a text."""
+    tiles = [-(-(WORDS + rows + 2) // PREFILL_TILE) for rows in IMAGES]
+    given = {"prefill": tuple(PREFILL_TILE * n for n in sorted(tiles)), "decode": (1,)}
+    given |= {"verify": None, "drafts": 0, "max_seqs": 1, "max_image_pixels": max(IMAGES) << 10}
+    with TemporaryDirectory() as folder:
+        plan = plan_of(with_tower(model, Path(folder)), options(GB10_TARGET.name, **given))
+    for rows, count in zip(IMAGES, tiles, strict=True):
+        size = min(n for family, n in plan if family == VISION and n >= rows)
+        text = predicted(plan[PREFILL, count], laws)
+        more = {f"prefill_{name}": text[name] for name in ("floor_ms", "ms", "apart_ms")}
+        yield predicted(plan[VISION, size], laws) | {"rows": rows} | more
+
+
 def everything(laws: Laws) -> list[Row]:
     """The rows of the models: each bucket and rounds of drafts, and decode with narrow states."""
     found = []
@@ -207,6 +226,7 @@ def everything(laws: Laws) -> list[Row]:
         known = {"model": model, "state": "f32"}
         found += [known | predicted(bucket, laws) for bucket in plan.values()]
         found += [known | {"family": "rounds"} | row for row in rounds(plan, laws)]
+        found += [known | row for row in images(model, laws)]
         narrow = options(GB10_TARGET.name, state_dtype=NARROW, drafts=0, verify=None, prefill=(64,))
         found += [
             known | {"state": NARROW} | predicted(bucket, laws)
@@ -241,7 +261,7 @@ def held_line(row: Mapping[str, Any]) -> str:
 
 def line(row: Mapping[str, Any]) -> str:
     """One predicted bucket."""
-    tokens = row["rows"] * (PREFILL_TILE if row["family"] == PREFILL else 1)
+    tokens = row["rows"] * (PREFILL_TILE if row["family"] == PREFILL else 1)  # or rows of an image
     parts = ", ".join(
         f"{s['node']} {s['ms']:.1f} of {s['floor_ms']:.1f} ({s['bound']})" for s in row["slowest"]
     )

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.result_files import REHEARSED, read
+from benchmarks.time_images import WORDS
+from spark_engine.vision import ROW_PATCHES
 
 PREDICTED = REHEARSED / "predicted.json.xz"
 GOALS = {  # tokens a second without drafts, by sequences: set before anything was predicted
@@ -42,6 +44,8 @@ def predicted(names: Mapping[str, str], path: Path | None = None) -> str:
             parts += [untimed(mine)]
             parts += [f"{name}, tokens/s with drafts (how many a round):", drafts(mine)]
             parts += [f"{name}, prefill of one prompt:", prefill(mine)]
+            if seen := [row for row in mine if row["family"] == "vision"]:
+                parts += [f"{name}, one image with {WORDS} tokens of text:", images(seen)]
     source = whole["source"].removeprefix("rehearsal_").removesuffix(".xz") + ".xz"
     command = "python -m benchmarks.rehearsal.gb10.predict"
     command += f" --from benchmarks/results/rehearsal/{source}"
@@ -160,6 +164,21 @@ def prefill(rows: Sequence[Row]) -> str:
         cells[-1] += [f"{rate(tokens, row['ms'])} ({rate(tokens, row['apart_ms'])})", slow]
     columns = ["tokens", "floor, ms", "predicted, ms (without overlap)", "tokens/s"]
     columns += ["slowest part, ms (floor)"]
+    return table(columns, cells)
+
+
+def images(rows: Sequence[Row]) -> str:
+    """The tower, and the first token of a prompt with an image: the tower's time and prefill's."""
+    cells = []
+    for row in rows:
+        part, ms, apart = row["slowest"][0], row["ms"], row["apart_ms"]
+        text, slow = row["prefill_ms"], row["prefill_apart_ms"]
+        cells.append([f"{row['rows'] * ROW_PATCHES:,}", f"{row['floor_ms']:,.1f}"])
+        cells[-1] += [f"{ms:,.1f} ({apart:,.1f})", f"{text:,.0f} ({slow:,.0f})"]
+        cells[-1] += [f"{ms + text:,.0f} ({apart + slow:,.0f})"]
+        cells[-1] += [f"{part['op']} {part['ms']:,.1f} ({part['floor_ms']:,.1f})"]
+    columns = ["patches", "tower: floor, ms", "predicted (without overlap)"]
+    columns += ["first token of as much text", "with the image", "slowest part of the tower"]
     return table(columns, cells)
 
 

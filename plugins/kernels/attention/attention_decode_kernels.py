@@ -119,7 +119,7 @@ def readers_of(s: Sizes, most: int) -> int:
     return most // 2 if token_bytes(s) > 256 else most
 
 
-def most_warps(s: Sizes, target: Target) -> int:
+def most_warps(target: Target) -> int:
     """Warps of a block with teams, at most."""
     return RESIDENT if target.large_shared else 16
 

@@ -56,7 +56,7 @@ def refuse(node: Node, size: Shared) -> str | None:
     if queries > 1 and s.dim < TEAM_MIN_DIM:
         return f"heads of {s.dim} are too small for a team; the least is {TEAM_MIN_DIM}"
     warps = readers_of(s, most) * queries
-    if queries > 1 and warps > most_warps(s, target):
+    if queries > 1 and warps > most_warps(target):
         return f"{warps} warps have too few registers each"
     reason = refuse_group(node, size.chunks)
     shared = _shape(s, target, most, queries).shared + _listed(s, node, queries)

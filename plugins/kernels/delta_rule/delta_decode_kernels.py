@@ -23,8 +23,9 @@ ARGS = (
     " gdn_state gdn_state_out gdn_ring? gdn_ring_out? norm_weight? slots starts counts scales?"
     " y? q0? s0? q1? s1? readers? eps offset"
 )
-DECODE = Kernel("gdn_decode", ARGS, early=Early(begins=True, lets=True))
-ROUND = Kernel("gdn_round", ARGS, source="delta_rule/delta_round_fma.cu")
+EARLY = Early(begins=True, lets=True)
+DECODE = Kernel("gdn_decode", ARGS, early=EARLY)
+ROUND = Kernel("gdn_round", ARGS, source="delta_rule/delta_round_fma.cu", early=EARLY)
 COPIES = 2  # quantised copies that one launch writes at most
 ROUND_BLOCKS = {
     16: 1,

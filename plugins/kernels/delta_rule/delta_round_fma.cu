@@ -9,6 +9,7 @@
 // have been stored. A chunk is written if something up to the round's first token made it fold.
 // Winner: the builder times the variants by rows. 4 tokens, 27B, H200: 6.4 / 53 / 210 us at
 // 1 / 32 / 128 rows (benchmarks/log/delta_rule/delta_round_fma.md).
+#include "common/early.cuh"
 #include "delta_rule/delta_round.cuh"
 #include "common/quad_quant.cuh"
 
@@ -179,8 +180,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     load_weights(quads[t], conv_weight);
   }
 #endif
-  wait_for_previous();  // the states above were written a whole round ago
-  launch_dependents();
+  wait_and_let_next_begin();  // the states above were written a whole round ago
   x += (i64)token * x_width;
   if (live) {
 #if FUSED

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from spark_engine.kernel import Attrs, Pack, Plan, Target
+from spark_engine.kernel import Attrs, Pack, Target
 from spark_engine.plugins.formats import linear_layout as wt
 from spark_engine.plugins.formats.weight_packing import padded
 from spark_engine.plugins.kernels.gemm import m16_gemm
@@ -31,11 +31,6 @@ L2_RATE = 5  # of DRAM's
 def refuse_few(node: Node) -> str | None:
     """Refuses ragged weights."""
     return m16_gemm.refuse(*node.shape("N", "K"))
-
-
-def plan_few(node: Node) -> Plan:
-    """One launch."""
-    return m16_gemm.plan(node, FEW)
 
 
 def _rate(target: Target) -> float:
@@ -92,6 +87,8 @@ def _pack_scales(attrs: Attrs, w_scale: Array) -> Array:
 CODES = Pack(lambda attrs, spec: _wide(spec, 2), _pack_codes)
 SCALES = Pack(lambda attrs, spec: _wide(spec, 16), _pack_scales)
 W4A4 = "checkpoints that quantise activations to NVFP4 too"
-FEW_ROWS = Candidate("m16 tiles", SOURCE, plan_few, cost_few, refuse_few, why=W4A4)
+FEW_ROWS = Candidate(
+    "m16 tiles", SOURCE, lambda n: m16_gemm.plan(n, FEW), cost_few, refuse_few, why=W4A4
+)
 CANDIDATES = (FEW_ROWS, *(replace(c, why=W4A4) for c in order.streaming(FORM, refuse, cost)))
 PACKS = {"w": CODES, "w_scale": SCALES}

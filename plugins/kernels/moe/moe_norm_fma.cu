@@ -9,6 +9,7 @@
 // Figures: experts of the 35B in all, H200: 21.2 / 49.5 / 108.0 / 169.0 us at 1 / 8 / 32 / 128
 // tokens, 1 to 2 us less than apart (benchmarks/log/moe/moe_norm_fma.md).
 // Macros besides those of row_quant.cuh: THREADS, VECS, EPS, K1 (experts a token).
+#include "common/early.cuh"
 #include "common/row_quant.cuh"
 
 constexpr int MOST = THREADS > 512 ? 3 : THREADS > 256 ? 6 : 12;  // by the registers of a thread
@@ -65,8 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)  // else ptxas saves re
     other[v] = __ldcg((const uint4*)(residual + row * K + column));
   }
   __syncthreads();
-  wait_for_previous();
-  launch_dependents();
+  wait_and_let_next_begin();
   float squares = 0.0f;
 #pragma unroll
   for (int v = 0; v < VECS; v++) {

@@ -7,7 +7,7 @@ the two ops, so that fused and unfused give the same bits. Knows no other kernel
 
 from dataclasses import dataclass
 
-from spark_engine.kernel import Attrs, Launch, Plan
+from spark_engine.kernel import Attrs, Early, Launch, Plan
 from spark_engine.op import Op
 from spark_engine.plugins.kernels.common import row_quant as rq
 from spark_engine.plugins.kernels.moe.experts import experts_kernels
@@ -21,6 +21,7 @@ KERNEL = Kernel(
     "moe_norm",
     f"ids weights parts residual norm_weight scales? sum {rq.OUTPUTS}",
     source="moe/moe_norm_fma.cu",
+    early=Early(lets=True),
 )
 
 

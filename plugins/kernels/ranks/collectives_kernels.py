@@ -116,11 +116,6 @@ def one_order(node: Node) -> str:
     return ORDER
 
 
-def _refuse_gather(node: Node) -> str | None:
-    columns = node.dim("V/ranks")
-    return f"{columns} logits do not come in vectors of 4" if columns % 4 else None
-
-
 def _plan_gather(node: Node) -> Plan:
     columns = node.dim("V/ranks") * node["x"].dtype.itemsize // VECTOR
     return _plan(SIDE_BY_SIDE, ONE_SHOT, node, COLUMNS=columns)
@@ -144,7 +139,7 @@ _GATHER = Candidate(
     "ranks/gather_logits_peer.cu",
     _plan_gather,
     partial(_cost, algorithm=ONE_SHOT),
-    _refuse_gather,
+    nccl_kernels.refuse_logits,
     why="the only one of one host",
 )
 ALL_REDUCE = nccl_kernels.also_across(SUMS, nccl_kernels.SUMS)

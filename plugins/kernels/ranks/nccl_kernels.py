@@ -84,7 +84,8 @@ def _plan_parts(node: Node) -> Plan:
     return _gathered(node, "sum_parts", node["x"].nbytes // VECTOR)
 
 
-def _refuse_logits(node: Node) -> str | None:
+def refuse_logits(node: Node) -> str | None:
+    """Why the logits of a rank cannot be gathered, or None."""
     columns = node.dim("V/ranks")
     return f"{columns} logits do not come in vectors of 4" if columns % 4 else None
 
@@ -116,7 +117,5 @@ SUMS = (
     Candidate("nccl_parts", SOURCE, _plan_parts, _cost_parts, _refuse_sum, _in_order, "more hosts"),
 )
 LOGITS = (
-    Candidate(
-        "nccl_gather", SOURCE, _plan_logits, _cost_parts, _refuse_logits, why="several hosts"
-    ),
+    Candidate("nccl_gather", SOURCE, _plan_logits, _cost_parts, refuse_logits, why="several hosts"),
 )

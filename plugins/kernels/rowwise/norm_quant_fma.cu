@@ -7,6 +7,7 @@
 // Figures: 1 / 32 / 128 / 1024 rows of 5120, with residual and sum, H200: no quant 1.3 / 1.5 / 2.5
 // / 8.6 us, two fp8 copies 1.7 / 2.0 / 3.3 / 9.7 (log/rowwise/norm_quant_fma.md).
 // Macros besides those of row_quant.cuh: THREADS, VECS, EPS, ADD (1: with residual and sum).
+#include "common/early.cuh"
 #include "common/row_quant.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -20,8 +21,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int column = (v * THREADS + threadIdx.x) * 8;
     if (column < K) load_weight(weight, column, w[v]);
   }
-  wait_for_previous();
-  launch_dependents();
+  wait_and_let_next_begin();
   float squares = 0.0f;
 #pragma unroll
   for (int v = 0; v < VECS; v++) {

@@ -1,11 +1,15 @@
 """Planner of the norms over whole rows: rms_norm and norm_quant, one kernel."""
 
-from spark_engine.kernel import Attrs, Plan
+from spark_engine.kernel import Attrs, Early, Plan
 from spark_engine.plugins.kernels.common import row_quant as rq
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 
 MOST_VECTORS = 2
-KERNEL = Kernel("norm_quant", f"x weight residual? scales? sum? {rq.OUTPUTS}")
+KERNEL = Kernel(
+    "norm_quant",
+    f"x weight residual? scales? sum? {rq.OUTPUTS}",
+    early=Early(begins=True, lets=True),
+)
 
 
 def _refuse(node: Node) -> str | None:

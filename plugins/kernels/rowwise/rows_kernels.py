@@ -19,16 +19,9 @@ def plan_rows(kernel: Kernel, node: Node, rows: int, h: int, **macros: float) ->
     return node.plan(kernel.launch(node, grid, threads, macros))
 
 
-def _refuse_last(node: Node) -> str | None:
-    return rq.refuse_rows((node["x"],), node.dim("H"))
-
-
-def _plan_last(node: Node) -> Plan:
-    return plan_rows(LAST, node, *node.shape("rows", "H"), TILE=node.number("tile"))
-
-
-def _cost_last(node: Node) -> float:
-    return rq.seconds((), node.dim("rows") * node.dim("H") * 4, node.target)
+def rows_once(node: Node) -> float:
+    """An estimate: rows are read and written once."""
+    return rq.seconds((node["x"],), node["x"].nbytes, node.target)
 
 
 def _refuse_add(node: Node) -> str | None:
@@ -38,14 +31,20 @@ def _refuse_add(node: Node) -> str | None:
     return rq.refuse_rows((a, b), a.dims[1])
 
 
-def _plan_add(node: Node) -> Plan:
-    return plan_rows(SUM, node, *node["a"].dims)
-
-
-def _cost_add(node: Node) -> float:
-    return rq.seconds(node.specs, node["a"].nbytes, node.target)
-
-
-LAST_ROWS = (Candidate("rows", SOURCE, _plan_last, _cost_last, _refuse_last),)
-ADDED = (Candidate("rows", SOURCE, _plan_add, _cost_add, _refuse_add),)
-ADD = standard("Add", ADDED, lambda count: ("a", "b"), "y")
+LAST_ROWS = (
+    Candidate(
+        "rows",
+        SOURCE,
+        lambda n: plan_rows(LAST, n, *n.shape("rows", "H"), TILE=n.number("tile")),
+        lambda n: rq.seconds((), n.dim("rows") * n.dim("H") * 4, n.target),
+        lambda n: rq.refuse_rows((n["x"],), n.dim("H")),
+    ),
+)
+ADDED = Candidate(
+    "rows",
+    SOURCE,
+    lambda n: plan_rows(SUM, n, *n["a"].dims),
+    lambda n: rq.seconds(n.specs, n["a"].nbytes, n.target),
+    _refuse_add,
+)
+ADD = standard("Add", (ADDED,), lambda count: ("a", "b"), "y")

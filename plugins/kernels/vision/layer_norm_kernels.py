@@ -2,6 +2,7 @@
 
 from spark_engine.kernel import Plan
 from spark_engine.plugins.kernels.common import row_quant as rq
+from spark_engine.plugins.kernels.rowwise.rows_kernels import rows_once
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 
 THREADS = 256
@@ -24,9 +25,4 @@ def _plan(node: Node) -> Plan:
     return node.plan(KERNEL.launch(node, grid, THREADS, macros, rows=rows))
 
 
-def _cost(node: Node) -> float:
-    """An estimate: rows are read and written once."""
-    return rq.seconds((node["x"],), node["x"].nbytes, node.target)
-
-
-CANDIDATES = (Candidate("warps", "vision/layer_norm_fma.cu", _plan, _cost, _refuse),)
+CANDIDATES = (Candidate("warps", "vision/layer_norm_fma.cu", _plan, rows_once, _refuse),)

@@ -2,7 +2,7 @@
 
 from spark_engine.kernel import Plan
 from spark_engine.plugins.kernels.common import row_quant as rq
-from spark_engine.plugins.kernels.rowwise.rows_kernels import plan_rows
+from spark_engine.plugins.kernels.rowwise.rows_kernels import plan_rows, rows_once
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 
 KERNEL = Kernel("store_rows", "x live first image_rows_out")
@@ -17,9 +17,4 @@ def _plan(node: Node) -> Plan:
     return plan_rows(KERNEL, node, *node.shape("rows", "H"), **own)
 
 
-def _cost(node: Node) -> float:
-    """An estimate: rows are read and written once."""
-    return rq.seconds((node["x"],), node["x"].nbytes, node.target)
-
-
-CANDIDATES = (Candidate("rows", "vision/store_rows_copy.cu", _plan, _cost, _refuse),)
+CANDIDATES = (Candidate("rows", "vision/store_rows_copy.cu", _plan, rows_once, _refuse),)

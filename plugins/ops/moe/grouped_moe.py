@@ -90,7 +90,8 @@ def fragment(f: Text, node: Named) -> str:
     Reads x, ids, weights and the params.
     """
     form, (experts, inner, hidden) = FORMATS[node.text("format")], node.shape("E", "I", "H")
-    values = {n: _readable(f, n, node[n].dtype) for n in form.params}
+    # packed bytes as they are, every other param as f32
+    values = {n: n if node[n].dtype is DType.U8 else fr.widen(f, n) for n in form.params}
     by_row = all(operand.dims[0] == "N" for operand in form.stored)
     project = _together if form.inputs is None and by_row else _apart
     outer = project(f, form, values, (experts, inner, hidden))
@@ -161,11 +162,6 @@ def _expert_weights(
     turned = f("Transpose", square, perm=[0, 2, 1])
     scales = next((values[own[name]] for name in form.rows), "")
     return [f("Gather", turned, e, axis=0) for e in range(experts)], scales
-
-
-def _readable(f: Text, value: str, dtype: DType) -> str:
-    """Packed bytes as they are, every other param as f32."""
-    return value if dtype is DType.U8 else fr.widen(f, value)
 
 
 def _shares(f: Text, experts: int) -> str:

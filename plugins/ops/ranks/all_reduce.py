@@ -12,10 +12,10 @@ from spark_engine.named import Named
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.operand import Result
 from spark_engine.plugins.common import operands, random_arrays
-from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.onnx_nodes import identity
 from spark_engine.plugins.kernels.ranks import collectives_kernels
 from spark_engine.plugins.launch import serve
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.tensors import Array, DType
 
 
 def _check(node: Named) -> str | None:
@@ -34,13 +34,6 @@ def summed(parts: tuple[Array, ...]) -> Array:
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """(x,) -> (y,) of a single rank."""
     return (summed(arrays),)
-
-
-def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
-    """The same values."""
-    f = Text()
-    f("Identity", "x", out="y")
-    return f.function("all_reduce", ("x",), ("y",))
 
 
 def _case(rows: int, columns: int, dtype: DType, bench: bool = False) -> Case:
@@ -65,7 +58,7 @@ OP = serve(
         attrs={"ranks": None, "across": 0},  # 1: the ranks are on several hosts
         check=_check,
         reference=reference,
-        body=body,
+        body=identity("all_reduce"),
         cases=CASES,
     ),
     collectives_kernels.ALL_REDUCE,

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from spark_engine.errors import OptionError
-from spark_engine.runtime.cli.options.option import CHATS, ONE, SERVING, Group, Mode, table
+from spark_engine.runtime.cli.options.option import CHATS, FILE, ONE, SERVING, Group, Mode, table
 from spark_engine.runtime.engine.request import MOST_IMAGES
 from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.server.prompts.conversation import ChatOptions
@@ -57,9 +57,8 @@ ANSWER = (
     _own(
         "--image",
         "Show the model this image before the text. May be given several times.",
-        click.Path(dir_okay=False),
+        FILE,
         many=True,
-        metavar="FILE",
         modes=frozenset({Mode.PROMPT, Mode.CHAT}),
     ),
     _answer("--max-tokens", "Tokens at most; as many as fit by default.", int),
@@ -90,9 +89,8 @@ ANSWER = (
     _answer(
         "--json-schema",
         "The answer is JSON of the schema in this file.",
-        click.Path(dir_okay=False),
+        FILE,
         field="response_format",
-        metavar="FILE",
         modes=ONE,
         turn=_form,
     ),

@@ -5,7 +5,7 @@ Rows of the table in `runtime/cli/options/run_options.py`.
 
 import click
 
-from spark_engine.runtime.cli.options.option import APIS, Finite, Group, table
+from spark_engine.runtime.cli.options.option import APIS, FILE, Finite, Group, table
 from spark_engine.runtime.server.operation.logs import LogFormat, LogLevel
 from spark_engine.runtime.server.process.options import ServerOptions
 
@@ -15,12 +15,7 @@ _key, _server, _log = (
 )
 _service = table(Group.SERVER, ServerOptions, APIS)
 KEYS = (
-    _key(
-        "--api-keys",
-        "A TOML file of API keys with names and limits; reloaded on SIGHUP.",
-        click.Path(dir_okay=False),
-        metavar="FILE",
-    ),
+    _key("--api-keys", "A TOML file of API keys with names and limits; reloaded on SIGHUP.", FILE),
     _key(
         "--metrics-by-key",
         "Count tokens and limits in /metrics by key name too, and require a key there.",

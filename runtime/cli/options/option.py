@@ -16,6 +16,7 @@ import msgspec
 from spark_engine.hints import explain
 
 T = TypeVar("T")
+FILE, DIRECTORY = click.Path(dir_okay=False), click.Path(file_okay=False)
 # bool makes a flag
 Kind: TypeAlias = "type[bool] | type[int] | type[float] | type[str] | click.ParamType[Any]"
 
@@ -168,6 +169,8 @@ def table(
     def row(flag: str, text: str, kind: Kind = str, field: str = "", **more: Any) -> Option:
         name = field or flag.removeprefix("--").replace("-", "_")
         fills = None if owner is None else (owner, name)
+        if kind in (FILE, DIRECTORY):
+            more.setdefault("metavar", "FILE" if kind is FILE else "FOLDER")
         return Option(flag, group, text, kind, fills, **{"modes": modes, **more})
 
     return row

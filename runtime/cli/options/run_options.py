@@ -18,6 +18,8 @@ from spark_engine.runtime.cli.options.answer_options import ANSWER, CHAT
 from spark_engine.runtime.cli.options.operation_options import ABOVE_0, BOUNDS, KEYS, LOGGING
 from spark_engine.runtime.cli.options.option import (
     APIS,
+    DIRECTORY,
+    FILE,
     MANY,
     SERVING,
     Finite,
@@ -54,14 +56,12 @@ TASK = (
     _task(
         "--batch",
         "Answer the requests in this file of OpenAI's batch lines; run it again to continue.",
-        click.Path(dir_okay=False),
-        metavar="FILE",
+        FILE,
     ),
     _task(
         "--out",
         "The file that the answers are appended to.",
-        click.Path(dir_okay=False),
-        metavar="FILE",
+        FILE,
         needs=("--batch", "which answers"),
     ),
 )
@@ -117,8 +117,7 @@ ENGINE = (
     _engine(
         "--cache-dir",
         "A folder in which the prefix cache outlives a restart; of one server at a time.",
-        click.Path(file_okay=False),
-        metavar="FOLDER",
+        DIRECTORY,
         modes=SERVING,
     ),
     _engine(
@@ -144,8 +143,7 @@ MEASURING = (
     _measure(
         "--profile",
         "Write a trace of every step to this file (Chrome's format), and the GPU's share of time.",
-        click.Path(dir_okay=False),
-        metavar="FILE",
+        FILE,
     ),
     _measure(
         "--fixed-drafts",
@@ -223,8 +221,7 @@ SERVER = (
     _service(
         "--dumps",
         "The folder for dumps of a hung or dead engine; by default the system's temporary folder.",
-        click.Path(file_okay=False),
-        metavar="FOLDER",
+        DIRECTORY,
     ),
 )
 
@@ -266,18 +263,8 @@ SECURITY = (
         metavar="NAME",
         turn=allowed_hosts,
     ),
-    _key(
-        "--tls-cert",
-        "Serve HTTPS with this certificate (PEM, with its chain).",
-        click.Path(dir_okay=False),
-        metavar="FILE",
-    ),
-    _key(
-        "--tls-key",
-        "The certificate's key (PEM, without a password).",
-        click.Path(dir_okay=False),
-        metavar="FILE",
-    ),
+    _key("--tls-cert", "Serve HTTPS with this certificate (PEM, with its chain).", FILE),
+    _key("--tls-key", "The certificate's key (PEM, without a password).", FILE),
 )
 OPTIONS = (*TASK, *ANSWER, *CHAT, *ENGINE, *MEASURING, *SERVER, *SECURITY, *LOGGING)
 OF_FILE = (FOLDER, *OPTIONS)

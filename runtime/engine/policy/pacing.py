@@ -231,13 +231,11 @@ class Pacing:
             return min(best, self._within(max(least, share * late), costs)), 0
         short = min(best, self._within(share, costs))
         step = idle + costs[self._buckets.index(short)]
-        if self._arrival_rate() > tuning.busy_share * short * self._tile / step:
+        # tokens per microsecond of the prompts that arrived in the window and are prefilled
+        rate = sum(tokens for _, tokens in self._arrived) / tuning.arrival_window_us
+        if rate > tuning.busy_share * short * self._tile / step:
             return best, tuning.max_held_steps // 2
         return min(best, self._within(share * (len(order) + more), costs)), 0
-
-    def _arrival_rate(self) -> float:
-        """Tokens per microsecond of the prompts that arrived in the window and are prefilled."""
-        return sum(tokens for _, tokens in self._arrived) / TUNING.arrival_window_us
 
     def forget_prefilled(self) -> None:
         """Keeps token counts instead of prefilled sequences, since prompts take long to free; drops

@@ -153,7 +153,8 @@ def check(body: Body) -> None:
         raise BadField("stop needs text, and detokenize is false; leave one of them out", "stop")
     if body.prompt_logprobs is not None and body.stream:
         raise BadField("prompt_logprobs come with whole answers; leave stream out", "stream")
-    _check_unsupported(body)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise BadField(f"best_of is {body.best_of}; only the value of n is supported", "best_of")
     body.check_supported()
     body.check_own()
 
@@ -258,8 +259,3 @@ def _bias(given: Mapping[str, float]) -> dict[int, float]:
             raise BadField(f"logit_bias[{key}] is {value}; it must be in -100…100", "logit_bias")
         found[int(key)] = value
     return found
-
-
-def _check_unsupported(body: Body) -> None:
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise BadField(f"best_of is {body.best_of}; only the value of n is supported", "best_of")

@@ -123,6 +123,7 @@ class Supervisor(ABC):
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._first: asyncio.Future[ipc.EngineInfo] | None = None
+        self._begun = asyncio.Event()  # the first process runs, or cannot be started
         self.watchdog = Watchdog(how.watchdog_s, time.monotonic())
         self._build = ""  # of the first process's engine
         self.running = False  # a process takes requests
@@ -186,14 +187,25 @@ class Supervisor(ABC):
         return self.death.code if self.death else BUG
 
     async def start(self) -> ipc.EngineInfo:
-        """Starts the first process and waits until the engine is loaded.
+        """`begin`, then `loaded`."""
+        await self.begin()
+        return await self.loaded()
+
+    async def begin(self) -> None:
+        """Starts the first process; returns once it runs, or cannot be started."""
+        self._first = asyncio.get_running_loop().create_future()
+        self._context = self._context or zmq.asyncio.Context()
+        self._begun.clear()
+        self._task = asyncio.create_task(self._supervise())
+        await self._begun.wait()
+
+    async def loaded(self) -> ipc.EngineInfo:
+        """Waits until the engine of the first process is loaded.
 
         Raises EngineError with the process's message when it cannot be loaded, CapacityError where
         the next try may succeed, or EngineDied.
         """
-        self._first = asyncio.get_running_loop().create_future()
-        self._context = self._context or zmq.asyncio.Context()
-        self._task = asyncio.create_task(self._supervise())
+        assert self._first is not None, "`begin` comes first"
         return await self._first
 
     def send(self, *frames: bytes) -> None:
@@ -245,8 +257,10 @@ class Supervisor(ABC):
         try:
             process = self._process = EngineProcess(self._command, self._context, self._on_message)
             await process.start()
+            self._begun.set()
             death = await self._watch(process)
         except (OSError, zmq.ZMQError) as error:  # a full disk, no descriptors
+            self._begun.set()
             death = Death(f"the engine process cannot be started: {error}")
         self.running, self.death = False, death
         damaged = death.user and not death.passing

@@ -141,7 +141,8 @@ class Records:
             yield from self.end()
             yield text
         elif self._crash or CRASH.match(text):
-            if CRASH.match(text) and not CHAINED.match(self._crash_before):
+            before = next((line for line in reversed(self._crash) if line), "")
+            if CRASH.match(text) and not CHAINED.match(before):
                 yield from self.end()
             self._crash.append(text)
             if sum(map(len, self._crash)) > LONGEST:
@@ -149,11 +150,6 @@ class Records:
         elif text.strip():
             found = (level for pattern, level in _WORSE if pattern.search(text))
             yield self._record(text, next(found, logging.INFO))
-
-    @property
-    def _crash_before(self) -> str:
-        """The last line of the open crash that is not empty."""
-        return next((line for line in reversed(self._crash) if line), "")
 
     def _record(self, text: str, level: int) -> str:
         return self._format(logging.LogRecord(LOGGER, level, "", 0, "%s", (text,), None))

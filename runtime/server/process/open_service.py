@@ -77,9 +77,11 @@ async def open_service(
     client = on_demand or EngineClient(*given)
     fetcher = Fetcher(media_domains(options.chat.media_domains))
     try:
-        await pool.begin()  # it loads in parallel with the engine
+        if on_demand is None:
+            await client.begin()
+        await pool.begin()  # engine, workers and this process load at the same time
         tokenizer, formats = read_tokenizer(folder), read_formats(folder, options.chat)
-        info = await client.start() if on_demand is None else on_demand.info
+        info = await client.loaded() if on_demand is None else on_demand.info
         info = shorten(info, options.max_model_len)
         if first_manifest is not None and info.build not in ("", first_manifest.fingerprint.all):
             raise EngineError(f"{folder} was built again while it was being loaded: start again")

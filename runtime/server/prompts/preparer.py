@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from spark_engine.errors import EngineError, RequestError
+from spark_engine.errors import EngineError, OptionError, RequestError
 from spark_engine.hints import extra
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.request import Request, SamplingParams, capacity
@@ -333,9 +333,12 @@ def image_reader(
     info: VisionInfo | None, options: ChatOptions
 ) -> "Callable[[Mapping[str, bytes | str], Sequence[Seen]], PromptImages | None]":
     """Makes what reads the images of one body, some of them fetched, some seen before; None where
-    no image is read. Raises EngineError."""
+    no image is read. Raises EngineError, and OptionError for a limit that no image fits."""
     if info is None or not options.max_images:
         return lambda *_: None
+    if (most := options.max_image_pixels) is not None and most < info.unit**2:
+        words = f"an image has {info.unit} x {info.unit} pixels at least"
+        raise OptionError(f"--max-image-pixels {most}: {words}; give {info.unit**2} or more")
     try:
         # imported here: text needs no Pillow, and workers are forked with it
         from spark_engine.runtime.server.prompts.prompt_images import PromptImages

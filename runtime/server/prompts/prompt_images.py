@@ -162,7 +162,8 @@ class PromptImages:
                 f"the image has over {MOST_BYTES >> 20} MiB; send it in fewer pixels or as JPEG"
             )
         try:
-            return base64.b64decode(text, validate=True)
+            # in lines, as e-mail and `base64 FILE` have it
+            return base64.b64decode(re.sub(r"\r?\n", "", text), validate=True)
         except (binascii.Error, ValueError) as error:
             raise RequestError(f"it is not valid base64 ({error}); {_SEND}") from None
 

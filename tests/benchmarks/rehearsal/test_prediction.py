@@ -28,6 +28,7 @@ from benchmarks.rehearsal.gb10.card_model import (
     times_of,
 )
 from benchmarks.steps import launch_times
+from benchmarks.time_images import products, with_tower
 from benchmarks.weightless_plan import Bucket, Node, grouped, label_of, plan_of
 from spark_engine.builder.native.program import decide
 from spark_engine.builder.native.tactics import Work as NodeWork
@@ -49,6 +50,19 @@ def spec(dtype: str, *dims: int) -> TensorSpec:
 def small_plan(target: str, **given: Any) -> calibration.Plan:
     sizes = {"decode": (1, 32), "prefill": (64,), "verify": None, "drafts": 0, **SMALL}
     return plan_of(TINY, weightless_plan.options(target, **sizes | given), 100)
+
+
+def test_towers_take_their_products_at_a_librarys_rate_at_least(tmp_path: Path) -> None:
+    rows = list(predict.images("0.8b:bf16", Laws(CARD, {})))
+    tower = open_model(with_tower("0.8b:bf16", tmp_path)).config.vision
+    assert tower is not None and [row["rows"] for row in rows] == [2040, 1024, 256]
+    for row in rows:
+        least = products(row["rows"], tower) / GB10.rates["bf16"] * 1e3
+        assert 0.99 * least < row["floor_ms"] < row["ms"] < row["apart_ms"]
+        assert row["floor_ms"] < 1.3 * least + 4, "weights of 0.9 GB, and rows of the bucket alone"
+        assert row["prefill_ms"] > row["prefill_floor_ms"] > 0
+    shown = predicted_tables.images(rows).splitlines()
+    assert len(shown) == 5 and shown[2].startswith("| 8,160 |") and "vision_attention" in shown[2]
 
 
 class TestAmounts:

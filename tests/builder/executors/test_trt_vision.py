@@ -1,6 +1,7 @@
 """TensorRT-RTX compiles the vision tower, for every GPU of the target and without one."""
 
 from pathlib import Path
+from threading import Event
 
 import onnx
 import pytest
@@ -29,7 +30,7 @@ def test_the_whole_tower_is_compiled(tmp_path: Path) -> None:
     layout = plan_weights(weight_specs([graph]))
     clock = StageClock(lambda stage: None, lambda done, total: None)
     clock.start("write", "the weights")
-    emit_weights(model, {VISION: graph}, layout, tmp_path, 1, clock)
+    emit_weights(model, {VISION: graph}, layout, tmp_path, 1, clock, Event())
     backend = TrtBackend(plan, REGISTRY, tmp_path)
     backend.weights = tmp_path / weights_name(0, 1)
     (size,) = plan.buckets.vision

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from spark_engine.builder.build import build
-from spark_engine.builder.graph.lower import facts_of, lower
+from spark_engine.builder.graph.lower import check_mlps, facts_of, lower
 from spark_engine.builder.plan.options import Options, resolve
 from spark_engine.check.check import run_check
 from spark_engine.errors import OptionError
@@ -39,6 +39,24 @@ def test_prefill_alone_multiplies_in_fp8(tmp_path: Path) -> None:
     assert len(named) == 12 and all(".mlp." in module for module in named)
     report = run_check(tmp_path / "engine", None, ("op", "model"), Progress(None))
     assert report.passed, report.headlines
+
+
+def test_it_is_the_default_on_a_gpu_alone(tmp_path: Path) -> None:
+    for format, made in (("modelopt_mixed", 12), ("bf16", 0)):
+        write_checkpoint(tmp_path / format, format=format)
+        model = open_model(tmp_path / format)
+        for changes, wanted in (
+            ({"target": "sm_90a"}, made),
+            ({"target": "sm_121a"}, made),
+            ({"target": "sm_90a", "mlp_activations": "bf16"}, 0),
+            ({"target": "sm_90a", "invariant": True}, 0),
+            ({"target": "cpu"}, 0),
+        ):
+            asked: Options = replace(FP8, **{"mlp_activations": "auto", **changes})
+            plan = resolve(asked, facts_of(model))
+            check_mlps(model, plan)
+            found = [n for n in lower(model, plan, PREFILL).graph.nodes if n.op == OP]
+            assert len(found) == wanted, (format, changes)
 
 
 @pytest.mark.parametrize(

@@ -111,17 +111,17 @@ def _rewrite(path: Path, change: dict[str, str | None]) -> None:
     [
         (
             {"mlp.up_proj.weight": None},
-            "1 tensors .*: model.layers.0.mlp.up_proj.weight is missing",
+            r"^model.layers.0.mlp.up_proj.weight is missing: expected .*\); take",
         ),
         (
             {"linear_attn.A_log": "linear_attn.A_logg", "mlp.up_proj.weight": None},
-            r"3 tensors .*: model.layers.0.\S* is missing: expected .*, and 2 more; ",
+            r"^model.layers.0.\S* is missing: expected .*, and 2 more tensors do not fit; ",
         ),
         (
             {"mlp.gate_proj.weight": None, "mlp.down_proj.weight": "mlp.gate_proj.weight"},
-            r"2 tensors .*gate_proj.weight in model.safetensors is bf16 \[128, 256\]: expected",
+            r"^\S*gate_proj.weight in model.safetensors is bf16 \[128, 256\]: expected .* 1 more",
         ),
-        ({"linear_attn.A_log": "linear_attn.A_logg"}, "2 tensors .*A_log is missing"),
+        ({"linear_attn.A_log": "linear_attn.A_logg"}, r"^\S*A_log is missing: .* 1 more"),
     ],
 )
 def test_missing_unknown_and_misshapen_tensors_are_counted(
@@ -188,7 +188,7 @@ def test_a_dtype_that_no_scheme_has_is_named(
     words = f"{name} in model.safetensors is {dtype} {shape}: expected "
     with pytest.raises(CheckpointError, match=re.escape(words)) as caught:
         open_model(tmp_path)
-    assert "1 tensors do not fit" in str(caught.value)
+    assert "more tensors" not in str(caught.value)
 
 
 def _table_of(format: str, **config: int) -> Mapping[str, Expected]:

@@ -261,7 +261,7 @@ REFUSED: list[tuple[Json, str]] = [
     ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "neither quantized_layers"),
     (
         {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "INT8"},
-        "kv_cache_quant_algo is 'INT8'",
+        "a KV cache in INT8 is not read .*kv_cache_quant_algo",
     ),
     ({"quant_method": "fp8"}, "weight_block_size None"),
     ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"\[64, 64\]"),
@@ -277,10 +277,10 @@ REFUSED: list[tuple[Json, str]] = [
     ),
     (_compressed([_group(EIGHT, EIGHT | {"strategy": "token"})]), "FP8 .tensor. with static"),
     (_compressed([_group(EIGHT, None)]), "FP8 .tensor. with 16-bit"),
-    (_compressed([_group(PACKED, None)], sparsity_config={"x": 1}), "sparsity_config"),
+    (_compressed([_group(PACKED, None)], sparsity_config={"format": "x"}), "^sparsity .*'x'"),
     (
         _compressed([_group(PACKED, None)], kv_cache_scheme={"num_bits": 4, "type": "float"}),
-        "kv_cache_scheme",
+        "a KV cache in static float4 .*kv_cache_scheme",
     ),
 ]
 

@@ -249,6 +249,10 @@ def test_a_slice_that_cuts_a_block_is_refused(tmp_path: Path, sliced: Callable[[
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     (folder / "config.json").write_text(json.dumps(config))
+    tensors = _tensors(folder)
+    for name in [n for n in tensors if n.endswith("_proj_qkvz.weight")]:
+        tensors[name] = tensors[name].astype(DType.F8E4M3.numpy)
+    write_shards(folder, tensors, 1)
     sliced()
     words = (
         r"model\.layers\.0\.linear_attn\.in_proj_qkvz\.weight_scale_inv: a scale covers 128 rows, "
@@ -273,7 +277,7 @@ def test_a_stored_matrix_that_is_short_is_named(tmp_path: Path, sliced: Callable
         open_model(folder)
     del tensors[name]
     write_shards(folder, tensors, 1)
-    with pytest.raises(CheckpointError, match=r"^1 tensors .*in_proj_qkvz\.weight is missing"):
+    with pytest.raises(CheckpointError, match=r"^\S*in_proj_qkvz\.weight is missing.*; take"):
         open_model(folder)
 
 

@@ -124,6 +124,7 @@ def test_tiles_have_the_bits_of_grouped(kind: str, cache: Path) -> None:
         ("fp8_block", "grouped", 9, (5, 3, 208, 128)),  # parts of k that begin within a block
         ("fp8_block", "grouped", 140, (5, 3, 144, 256)),  # two n8 tiles
         ("fp8_block", "wide_128", 513, (5, 3, 256, 128)),
+        ("fp8_channel", "grouped", 9, (5, 3, 208, 144)),
         ("fp8_channel", "wide_128", 513, (5, 3, 256, 128)),
     ],
     ids=str,

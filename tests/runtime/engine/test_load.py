@@ -1,7 +1,6 @@
 """From folder to executors: what is refused before anything is loaded."""
 
 import sys
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from spark_engine.engine_file import read_manifest
 from spark_engine.errors import CapacityError, EngineError
 from spark_engine.hints import extra
 from spark_engine.manifest import bytes_of
-from spark_engine.progress import Advance, Progress
+from spark_engine.progress import Progress
 from spark_engine.runtime.engine import detect
 from spark_engine.runtime.engine import load as module
 from spark_engine.runtime.engine.capacity import check_capacity
@@ -189,8 +188,8 @@ def test_a_bucket_under_another_ones_name_is_refused(
 ) -> None:
     real = module.open_folder
 
-    def swapped(path: Path, target: str, deferred: Collection[str], advance: Advance) -> object:
-        folder = real(path, target, deferred, advance)
+    def swapped(path: Path, target: str, *more: object) -> object:
+        folder = real(path, target, *more)  # type: ignore[arg-type]
         first, second, *rest = folder.manifest.buckets
         buckets = (replace(first, file=second.file), second, *rest)
         return replace(folder, manifest=replace(folder.manifest, buckets=buckets))

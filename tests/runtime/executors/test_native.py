@@ -126,6 +126,7 @@ def engine(
     )
     rows: Any = lambda available: 0  # noqa: E731
     opened = native.NativeEngine(folder, rows, stages.append, request.param)  # type: ignore[arg-type]
+    opened.wait()
     yield opened
     opened.close()
     assert gpu.held == NOTHING
@@ -147,8 +148,8 @@ def opened(engine: native.NativeEngine) -> tuple[native.NativeExecutor, EngineMe
 def test_steps_tables_weights_states_and_outputs_meet(engine: native.NativeEngine) -> None:
     executor, memory = opened(engine)
     last = engine.states.addresses["last_tokens"]
-    assert not _i32(engine.gpu, last, SLOTS).any(), "the warm-up wrote only the scratch row"
-    engine.gpu.fill(last, 0, 4 * (SLOTS + 1))
+    engine.gpu.wait()
+    assert not _i32(engine.gpu, last, SLOTS + 1).any(), "opening a bucket runs nothing"
     memory.tables["prompt_lens"][:] = (10, 20, 30, 40, 0)
     memory.flush()
     for turn in range(2):
@@ -312,8 +313,11 @@ def test_a_snapshot_larger_than_the_stage_goes_in_pieces(
     assert pages[:96].tolist() == list(range(96))
 
 
-def test_a_prefill_is_first_run_over_rows_that_save_nothing(engine: native.NativeEngine) -> None:
+def test_with_nccl_a_prefill_is_first_run_over_rows_that_save_nothing(
+    engine: native.NativeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Opening runs the launches once; they may write no row of a state."""
+    monkeypatch.setattr(native.NativeEngine, "across", True)
     more = tuple(s.bind({"rows": ROWS, "tokens": ROWS}) for s in steps(PREFILL)[-3:-1])
     assert [spec.name for spec in more] == ["sources", "saves"]
     plain = header()
@@ -322,6 +326,8 @@ def test_a_prefill_is_first_run_over_rows_that_save_nothing(engine: native.Nativ
     for name, value in (("slots", -1), ("sources", -1), ("saves", -1), ("counts", 0)):
         address = executor.address(MemoryOperand("input", name))
         assert _i32(gpu, address, ROWS).tolist() == [value] * ROWS, name
+    last = engine.states.addresses["last_tokens"]
+    assert not _i32(gpu, last, SLOTS).any() and _i32(gpu, last, SLOTS + 1)[SLOTS], "scratch alone"
 
 
 def test_equal_cubins_are_loaded_once_and_keep_the_most_shared_memory(
@@ -348,13 +354,20 @@ def test_weights_that_were_changed_are_refused_before_anything_runs(
         raise EngineError(f"{name} was changed")
 
     folder: Any = SimpleNamespace(
-        manifest=SimpleNamespace(buckets=(), card="h200"),
+        manifest=SimpleNamespace(
+            buckets=[Bucket("decode", ROWS, 1, "f", 1024, 0, 0, 0)],
+            card="h200",
+            states=STATES,
+            tables=tables(LIMITS),
+        ),
         weights_of=lambda rank: tmp_path / "weights.safetensors",
         check_chunk=check,
     )
+    engine = native.NativeEngine(folder, lambda available: 0, lambda stage: None)
     with pytest.raises(EngineError, match=r"weights\.safetensors was changed"):
-        native.NativeEngine(folder, lambda available: 0, lambda stage: None)
-    assert gpu.closed and not gpu.blocks and not gpu.modules
+        engine.wait()
+    engine.close()
+    assert gpu.held == NOTHING
 
 
 def test_a_payload_that_wants_more_scratch_memory_is_refused(engine: native.NativeEngine) -> None:
@@ -368,7 +381,7 @@ def test_a_payload_that_wants_more_scratch_memory_is_refused(engine: native.Nati
 
 
 def test_the_stages_of_opening_are_reported(engine: native.NativeEngine, stages: list[str]) -> None:
-    assert stages == ["device", "weights", "memory"]
+    assert stages == ["device", "memory"]
 
 
 def test_bad_buffers_and_bad_payloads_are_named(engine: native.NativeEngine) -> None:
@@ -421,6 +434,9 @@ def test_a_rank_launches_over_its_region_and_all_others(
     comm: Any = SimpleNamespace(rank=1)
     engine = native.NativeEngine(folder, lambda available: 0, lambda stage: None, comm=comm)
     executor = engine.open(header(), payload(body), Path(), 1)
+    engine.wait()
+    executor.launches(payload(body))[0].queue()
+    gpu.wait()
     assert reported[0] == (9000, 1, 5032) and shown == [96] and names == [name]
     with pytest.raises(EngineError, match="needs 97 bytes of symmetric memory, the engine has 96"):
         engine.open(header(), payload({**body, "symmetric_bytes": 97}), Path(), 1)

@@ -6,6 +6,7 @@ byte.
 
 import copy
 import re
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.device.buffers import Block, Buffers  # noqa: E402
-from spark_engine.engine_file import EngineHeader, open_folder  # noqa: E402
+from spark_engine.engine_file import EngineFolder, EngineHeader, open_folder  # noqa: E402
 from spark_engine.errors import CapacityError, EngineError, ExecutorError  # noqa: E402
 from spark_engine.runtime.engine import load as module  # noqa: E402
 from spark_engine.runtime.engine.load import Loaded, load  # noqa: E402
@@ -68,6 +69,42 @@ def step(loaded: Loaded) -> None:
         for (family, rows), executor in loaded.executors.items():
             executor.launch(memory.buffers(family, rows, turn))()
             executor.run(memory.buffers(family, rows, turn))
+
+
+# --- Weights and buckets at once ---------------------------------------------------------------
+
+
+def test_buckets_are_recorded_while_the_weights_are_read(
+    gpus: list[FakeGpu], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights' only chunk waits for the last bucket; it is checked before `load` returns."""
+    recorded, seen, stages = threading.Event(), list[str](), list[str]()
+
+    def check(self: object, name: str, index: int, found: str) -> None:
+        assert recorded.wait(20), "no bucket is opened before the weights are there"
+        seen.append(name)
+
+    def mark(stage: str) -> None:
+        stages.append(stage)
+        if stage == f"decode {toy.ROWS[-1]}":
+            recorded.set()
+
+    monkeypatch.setattr(EngineFolder, "check_chunk", check)
+    loaded = load(folder, mark=mark)
+    assert seen == ["weights.safetensors"] and stages[-1] == "weights"
+    step(loaded)
+    loaded.close()
+
+
+def test_damaged_weights_are_refused_after_buckets_were_recorded(
+    gpus: list[FakeGpu], folder: Path
+) -> None:
+    data = bytearray((folder / "weights.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "weights.safetensors").write_bytes(data)
+    with pytest.raises(EngineError, match=r"weights\.safetensors was changed"):
+        load(folder)
+    assert gpus[0].calls.count("instantiate") == len(toy.ROWS) and "replay" not in gpus[0].calls
 
 
 # --- Freeing -----------------------------------------------------------------------------------

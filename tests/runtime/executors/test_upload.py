@@ -35,7 +35,7 @@ def test_every_byte_arrives_and_every_chunk_is_hashed(
     path, data = write(tmp_path, size)
     gpu, found = FakeGpu({}), dict[int, str]()
     resources = DeviceResources(gpu)  # type: ignore[arg-type]
-    address = upload.upload_file(resources, path, CHUNK, found.__setitem__, lanes)
+    address = upload.Upload(resources, path, CHUNK, found.__setitem__, lanes).wait()
     assert gpu.at(address, size).tobytes() == data
     chunks = [data[i : i + CHUNK] for i in range(0, size, CHUNK)]
     assert found == {i: hashlib.sha256(c).hexdigest() for i, c in enumerate(chunks)}
@@ -53,7 +53,7 @@ def test_a_refused_chunk_ends_the_upload_and_frees_the_memory(tmp_path: Path) ->
             raise EngineError("chunk 2 was changed")
 
     with pytest.raises(EngineError, match="chunk 2"):
-        upload.upload_file(resources, path, CHUNK, check, 1)
+        upload.Upload(resources, path, CHUNK, check, 1).wait()
     assert seen == [0, 1, 2]
     resources.close()
     assert gpu.held == {**NOTHING, "contexts": 1}
@@ -66,4 +66,4 @@ def test_a_file_that_shrinks_is_refused(tmp_path: Path) -> None:
         path.write_bytes(data[:1500])
 
     with pytest.raises(EngineError, match="was truncated while it was read"):
-        upload.upload_file(DeviceResources(FakeGpu({})), path, CHUNK, check, 1)  # type: ignore[arg-type]
+        upload.Upload(DeviceResources(FakeGpu({})), path, CHUNK, check, 1).wait()  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
 from spark_engine.runtime.images import decode as module
 from spark_engine.runtime.images.decode import DecodedImage, decode
@@ -128,9 +128,11 @@ def test_limits_of_bytes_pixels_and_memory(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(BadImage, match="128 x 96 pixels are more than 12287: send a smaller"):
         decode(data, INFO)  # before a pixel is decoded
     monkeypatch.undo()
-    monkeypatch.setattr(module, "resized", _no_memory)
-    with pytest.raises(BadImage, match="more memory than a request has: send a smaller one"):
-        decode(data, INFO)
+    for holder, name in ((module, "resized"), (ImageFile.ImageFile, "load")):
+        monkeypatch.setattr(holder, name, _no_memory)
+        with pytest.raises(BadImage, match="more memory than a request has: send a smaller one"):
+            decode(data, INFO)
+        monkeypatch.undo()
 
 
 def _never(_: Image.Image) -> None:

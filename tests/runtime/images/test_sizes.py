@@ -39,6 +39,8 @@ def test_low_detail_and_the_servers_limit_shrink_an_image() -> None:
 
 def test_a_limit_below_the_models_least_area_holds() -> None:
     assert resized(1080, 1920, QWEN, most_pixels=20_000) == (96, 160)
+    # a size that grows beyond the limit: transformers' is 192 x 384
+    assert resized(128, 256, QWEN, most_pixels=65_536) == (160, 352)
     info = replace(QWEN, least_pixels=1000, most_pixels=20_000)
     for height in range(1, 300, 7):
         for width in range(1, 300, 11):

@@ -1,4 +1,4 @@
-"""Two ranks on two real GPUs: launches that start early equal, bit for bit, launches that wait."""
+"""Launches that start early equal those that wait, bit for bit, on one real GPU and on two."""
 
 from contextlib import closing
 from pathlib import Path
@@ -20,23 +20,28 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 LAYERS = ["linear_attention", "full_attention"] * 4
 
 
-@TWO
+@pytest.mark.parametrize("tp", [1, pytest.param(2, marks=TWO)])
 @pytest.mark.parametrize("moe", [False, True])
 def test_early_launches_say_what_waiting_ones_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moe: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moe: bool, tp: int
 ) -> None:
-    """One request alone, where launches are shortest, and many at once."""
+    """One request alone, where launches are shortest, and many at once; on one rank with rounds of
+    drafts."""
     assert HERE is not None
-    config = CONFIG | {"num_hidden_layers": 8, "layer_types": LAYERS, "mtp_num_hidden_layers": 0}
+    config = CONFIG | {
+        "num_hidden_layers": 8,
+        "layer_types": LAYERS,
+        "mtp_num_hidden_layers": tp % 2,
+    }
     write_checkpoint(tmp_path / "checkpoint", config, "nvfp4", moe=moe)
     sizes = {"decode": (1, 16, 64), "prefill": (256,), "max_seqs": 64, "max_context": 384}
     wishes: dict[str, Any] = {"timing": False, "invariant": True, **sizes}
-    options = Options(target=HERE, tp=2, kv_tokens=64 * 384, **wishes)
+    options = Options(target=HERE, tp=tp, kv_tokens=64 * 384, **wishes)
     asked, said = crowd(), {}
+    monkeypatch.setattr(backend, "untimed", lambda size, target: True)
     for name in ("early", "waiting"):
         if name == "waiting":
-            monkeypatch.setattr(backend, "begin_early", lambda bucket: bucket)
-            monkeypatch.setattr(backend, "move_small_behind", lambda graph: 0)
+            monkeypatch.setattr(backend, "begin_early", lambda bucket, *_, **deep: bucket)
         build(tmp_path / "checkpoint", tmp_path / name, options, print)
         with closing(Engine.open(tmp_path / name, EngineOptions(seed=1))) as engine:
             alone = [serve(engine, [one])[0] for one in asked[:8]]

@@ -46,10 +46,11 @@ DEVICE float silu_mul(float gate, float up) {
 }
 DEVICE float scaled(float dot, float scale2) { return __fmul_rn(dot, scale2 * REST); }
 
-// Two steps of k against a lane's eight activations: bf16, or, where both sides are codes of e4m3
-// (fp8_block), f16.
+// Both sides are e4m3 codes as f16: two conversions of four codes where bf16 takes nine steps.
+#define F16_CODES (QUANT == 2 || QUANT == 4)
+// Two steps of k against a lane's eight activations: bf16, or codes as f16.
 DEVICE void multiply(float (&d)[4], const u32 (&a)[4][4], int half, const uint4& x) {
-#if QUANT == 2
+#if F16_CODES
   mma_f16(d, a[2 * half], x.x, x.y);
   mma_f16(d, a[2 * half + 1], x.z, x.w);
 #else
@@ -61,7 +62,7 @@ DEVICE void multiply(float (&d)[4], const u32 (&a)[4][4], int half, const uint4&
 // Four e4m3 codes (k 0 … 3) as pairs, exactly: of f16, or of bf16 by bits, which are the value ·
 // 2^-120.
 DEVICE void fp8_pairs(u32 codes, u32& p0, u32& p1) {
-#if QUANT == 2
+#if F16_CODES
   return widen(codes, p0, p1);
 #endif
   const u32 gain = 0x7B807B80;  // 2^120

@@ -112,17 +112,12 @@ DEVICE void quantise_block(const void* in, int pair, int slab, int n, Tokens* x)
     }
 #pragma unroll
   for (int d = 1; d < 4; d *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
-  const float scale = block_scale(most), reciprocal = 1.0f / scale;
+  const float scale = block_scale(most);
   const float2 two = {__shfl_sync(~0u, scale, (lane_id() & 3) * 8),
                       __shfl_sync(~0u, scale, (lane_id() & 3) * 8 + 4)};
 #pragma unroll
   for (int i = 0; i < COUNT * 2; ++i) {
-    u32 words[4];
-#pragma unroll
-    for (int w = 0; w < 4; ++w)
-      words[w] = e4m3x2_to_f16x2(to_e4m3x2(divide(v[i][2 * w], scale, reciprocal),
-                                           divide(v[i][2 * w + 1], scale, reciprocal)));
-    x[i / 2].values[n][i % 2] = make_uint4(words[0], words[1], words[2], words[3]);
+    x[i / 2].values[n][i % 2] = f16_codes(v[i], scale);
     x[i / 2].scales[n] = two;
   }
 }

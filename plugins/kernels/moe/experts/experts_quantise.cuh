@@ -1,7 +1,8 @@
 // Activations of the experts, quantised to a format's codes and dequantised again, one launch
-// before each product: bf16 rows that hold code · block scale (NVFP4) or the code alone (e4m3),
-// exactly. Rules: numpy_codecs.py. fp8 and nvfp4 have a scale for each expert, so a row of x is
-// made for each of its experts; fp8_block quantises where activations are loaded or made.
+// before each product: bf16 rows that hold code · block scale (NVFP4) or the code alone (e4m3; of
+// fp8_token f16), exactly. Rules: numpy_codecs.py. fp8 and nvfp4 have a scale for each expert, so
+// a row of x is made for each of its experts; fp8_block quantises where activations are loaded or
+// made.
 // Macros: QUANT (0 none, 1 fp8, 2 fp8_block, 3 nvfp4, 4 fp8_token).
 #pragma once
 #include "moe/experts/experts_common.cuh"
@@ -24,6 +25,17 @@ DEVICE float block_scale(float most) {
 }
 DEVICE float e4m3_of(float x, float scale) {
   return from_e4m3(to_e4m3(divide(x, scale, 1.0f / scale)));
+}
+
+// Eight values as e4m3 codes of a scale, in f16, exactly.
+DEVICE uint4 f16_codes(const float (&v)[8], float scale) {
+  const float reciprocal = 1.0f / scale;
+  u32 words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    words[i] = e4m3x2_to_f16x2(
+        to_e4m3x2(divide(v[2 * i], scale, reciprocal), divide(v[2 * i + 1], scale, reciprocal)));
+  return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 // Eight neighbouring values of a row: of x in bf16, of h in f32.
@@ -95,8 +107,13 @@ DEVICE void quantise(const void* in, const int* ids, Given* given, uint4* out) {
     const int k = base + threadIdx.x * 8;
     float v[8] = {};
     if (k < K) load8<UP>(in, from * K + k, v);
+#if QUANT == 4
+    const uint4 codes = f16_codes(v, scale);
+#else
     round_codes(v, scale);
-    if (k < K) out[(row * K + k) / 8] = pack8(v);
+    const uint4 codes = pack8(v);
+#endif
+    if (k < K) out[(row * K + k) / 8] = codes;
   }
 }
 

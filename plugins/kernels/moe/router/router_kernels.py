@@ -147,11 +147,6 @@ def cost_wide(node: Node) -> float:
     return waves * each * target.sms / (0.33 * target.bf16_flops) + 8e-6
 
 
-def _wgmma_stage(node: Node) -> int:
-    """Bytes of a stage; the gate is a tile of eight rows."""
-    return (node.dim("E") + 8 * ("gate" in node) + WGMMA_TOKENS) * 128
-
-
 def refuse_wgmma(node: Node) -> str | None:
     """Refuses targets without the instruction, few tokens, and experts that are no N of it."""
     target = node.target
@@ -190,20 +185,16 @@ def cost_wgmma(node: Node) -> float:
     """
     given, hidden = node.shape("tokens", "H")
     waves = -(-given // WGMMA_TOKENS) * 2 / node.target.sms
-    each = _wgmma_stage(node) * -(-hidden // 128) / 42e9
+    stage = (node.dim("E") + 8 * ("gate" in node) + WGMMA_TOKENS) * 128  # bytes
+    each = stage * -(-hidden // 128) / 42e9
     return max(1, -(-waves // 1)) * (each + 6.4e-6) + 3e-6
-
-
-def _wgmma_order(node: Node) -> str | None:
-    """The sum of k's first half and that of its second, then both."""
-    return "halves"
 
 
 CANDIDATES = (
     Candidate("cluster", "moe/router/router_cluster_sm90.cu",
               plan_cluster, cost_cluster, refuse_cluster),
     Candidate("wgmma", "moe/router/router_wgmma_sm90.cu",
-              plan_wgmma, cost_wgmma, refuse_wgmma, _wgmma_order),
+              plan_wgmma, cost_wgmma, refuse_wgmma, lambda node: "halves"),  # of k
     Candidate(f"wide_{WIDE_TOKENS}", "moe/router/router_wide_mma.cu",
               plan_wide, cost_wide, refuse_wide,
               why="prefill without wgmma, rehearsed: benchmarks/log/moe/router.md"),

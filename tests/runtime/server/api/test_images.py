@@ -14,7 +14,7 @@ from PIL import Image as Picture
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from spark_engine.errors import EngineError
+from spark_engine.errors import EngineError, OptionError
 from spark_engine.runtime.images.decode import decode
 from spark_engine.runtime.images.sizes import BadImage
 from spark_engine.runtime.server.api import stored_items
@@ -188,6 +188,8 @@ def test_other_forms_of_an_image() -> None:
         [{"type": "image_url", "image_url": {"url": uri(), "detail": None}}],
         [{"image_url": {"url": f"DATA:image/png;charset=x;base64,{data}"}}],
         [{"type": "image", "data": data, "mimeType": "image/png"}],
+        [part(CHAT, f"data:image/png;base64,{base64.encodebytes(png(90, 90)).decode()}")],
+        [part(CHAT, uri().replace("AA", "AA\r\n"))],
         [{"type": "document", "source": {"type": "content", "content": [part(CHAT)]}}],
         part(CHAT),
     ):
@@ -500,6 +502,8 @@ def test_pillow_is_needed_only_for_images(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, name, None)
     assert preparer.image_reader(None, ChatOptions())({}) is None
     assert preparer.image_reader(vision(), ChatOptions(max_images=0))({}) is None
+    with pytest.raises(OptionError, match="--max-image-pixels 1023: .*; give 1024 or more"):
+        preparer.image_reader(vision(), ChatOptions(max_image_pixels=1023))
     with pytest.raises(EngineError, match="not installed: .* install '?pillow"):
         preparer.image_reader(vision(), ChatOptions())
 

@@ -18,10 +18,10 @@ from spark_engine.runtime.server.http import tls as module
 from spark_engine.runtime.server.http.connections import Connections
 from spark_engine.runtime.server.http.tls import ServerTls
 from spark_engine.runtime.server.operation.keys import Keyring
+from spark_engine.runtime.server.process.http_server import config_of
 from spark_engine.runtime.server.process.lifecycle import on_hangup
 from spark_engine.runtime.server.process.options import ServerOptions
 from spark_engine.runtime.server.process.port import bind
-from spark_engine.runtime.server.process.server import config_of
 from tests.certificates import OPENSSL, needs_openssl, pair
 from tests.runtime.server.api.api_client import ApiClient
 

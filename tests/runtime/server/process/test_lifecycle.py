@@ -18,7 +18,7 @@ from spark_engine.errors import EngineError, OptionError
 from spark_engine.interface import Limits
 from spark_engine.runtime.server.engine_client.client import EngineClient
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo
-from spark_engine.runtime.server.process import open_service
+from spark_engine.runtime.server.process import http_server, open_service
 from spark_engine.runtime.server.process import server as module
 from spark_engine.runtime.server.process.open_service import shorten
 from tests import patient
@@ -91,7 +91,10 @@ def test_a_hangup_while_the_engine_is_loaded_ends_nothing(
     options = module.ServerOptions(port=0, api_keys=str(path))
 
     class Loading(EngineClient):
-        async def start(self) -> EngineInfo:
+        async def begin(self) -> None:
+            pass
+
+        async def loaded(self) -> EngineInfo:
             path.write_text(NEW)
             os.kill(os.getpid(), signal.SIGHUP)
             await asyncio.sleep(0.1)
@@ -161,7 +164,7 @@ def test_what_is_loaded_is_left_out_of_collections(monkeypatch: pytest.MonkeyPat
     async def start() -> None:
         endpoints = SimpleNamespace(models=None, service=SimpleNamespace(client=None))
         made = uvicorn.Config("none"), endpoints, None, "tiny"
-        await module._Server(*made).startup()  # type: ignore[arg-type]
+        await http_server._Server(*made).startup()  # type: ignore[arg-type]
 
     gc.unfreeze()
     try:

@@ -1,9 +1,6 @@
 """The prefix cache as clients see it: a real engine behind HTTP, warm and cold answers compared."""
 
 import json
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests import patient
-from tests.ports import free_port
+from tests.ports import served
 from tests.runtime import small_engine
 
 CONTEXT, TILE = 2048, 64
@@ -57,27 +53,8 @@ class Server:
 
 @contextmanager
 def serving(engine: Path, log: Path, *options: str) -> Iterator[Server]:
-    port = free_port()
-    command = [sys.executable, "-m", "spark_engine.runtime.cli.spark_run", str(engine), "--serve"]
-    command += ["--port", str(port), "--served-model-name", "small", *options]
-    with log.open("wb") as stream:
-        process = subprocess.Popen(command, stderr=stream)
-    server, end = Server(f"http://127.0.0.1:{port}", log), time.monotonic() + 120
-    try:
-        while not _up(server.url):
-            assert process.poll() is None and time.monotonic() < end, log.read_text()
-            time.sleep(0.05)
-        yield server
-    finally:
-        process.terminate()
-        assert process.wait(60) == 0
-
-
-def _up(url: str) -> bool:
-    try:
-        return patient.get(url + "/health").status_code == 200
-    except httpx.TransportError:
-        return False
+    with served(str(engine), "--served-model-name", "small", *options, log=log, start_s=120) as url:
+        yield Server(url, log)
 
 
 @pytest.fixture(scope="module")

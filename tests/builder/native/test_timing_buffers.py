@@ -1,0 +1,67 @@
+"""The buffers of a timed node: their places in one block, what they hold, and its replays."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+
+from spark_engine.builder.native import gpu_timer  # noqa: E402
+from spark_engine.builder.native.tactics import Work  # noqa: E402
+from spark_engine.builder.native.timing_inputs import fillings  # noqa: E402
+from spark_engine.kernel import Plan, Scratch  # noqa: E402
+from spark_engine.tensors import DType, TensorSpec  # noqa: E402
+from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
+
+SPECS = (TensorSpec("x", DType.BF16, (3, 5)), TensorSpec("w", DType.F32, (7,)))
+WORK = Work("Toy", None, {}, SPECS, (TensorSpec("y", DType.BF16, (3, 5)),), frozenset({1}))
+PLAN = Plan((), (Scratch(10, zeroed=True), Scratch(300)))
+
+
+class Card(FakeGpu):
+    """`milliseconds` of each replay."""
+
+    l2_bytes = 40
+    replay_ms = 1.0
+
+    def milliseconds(self, first: object, last: object) -> float:
+        return self.replay_ms
+
+
+@pytest.fixture
+def card() -> Card:
+    return Card({})
+
+
+def bench(card: Any) -> Any:
+    return gpu_timer._Bench(card, WORK, PLAN)
+
+
+def test_every_buffer_has_its_place_in_one_block(card: Card) -> None:
+    made = bench(card)
+    made.fill()
+    assert made.copies == 3, "of the weight, twice the cache"
+    sizes = [(made._inputs[0], 30), (made._inputs[1], 28), (made._outputs[0], 30)]
+    sizes += [
+        ([address], need.nbytes) for address, need in zip(made._scratch, PLAN.scratch, strict=True)
+    ]
+    ends = sorted((a, a + nbytes) for addresses, nbytes in sizes for a in addresses)
+    assert len(ends) == 1 + 3 + 1 + 2 and not any(a % gpu_timer.PLACE for a, _ in ends)
+    assert all(end <= start for (_, end), (start, _) in zip(ends, ends[1:], strict=False))
+    assert card.taken == made.nbytes and card.held["memory"] == 1
+    wanted = fillings(WORK, np.random.default_rng(0))
+    for address in made._inputs[1]:
+        assert card.at(address, 28).tobytes() == wanted[1].pattern.tobytes()
+    assert not card.at(made._scratch[0], 10).any(), "zeroed"
+    made.free()
+    assert card.held == {**NOTHING, "contexts": 1}
+
+
+@pytest.mark.parametrize(("ms", "replays"), [(1.0, 9), (30.0, 5)])
+def test_a_long_graph_is_replayed_less_often(card: Card, ms: float, replays: int) -> None:
+    made = bench(card)
+    made.fill()
+    card.replay_ms = ms
+    assert made.seconds([]) == ms / 1e3 / 4 and card.calls.count("replay") == replays
+    made.free()
