@@ -10,10 +10,17 @@ from types import MappingProxyType
 
 from spark_engine.errors import CheckpointError, OptionError
 from spark_engine.interface import BLOCK_DRAFTER
-from spark_engine.models.checkpoint.expected_tensors import MTP, PLAIN, Expected
+from spark_engine.models.checkpoint.expected_tensors import MTP, Expected
 from spark_engine.models.checkpoint.files import Checkpoint, open_checkpoint, read_json
 from spark_engine.models.checkpoint.quant_schemes import Scheme
-from spark_engine.models.checkpoint.tensor_list import Linear, Row, Tensor, ValueKind, tensors_of
+from spark_engine.models.checkpoint.tensor_list import (
+    PLAIN,
+    Linear,
+    Row,
+    Tensor,
+    ValueKind,
+    tensors_of,
+)
 from spark_engine.models.config.drafter_config import DrafterConfig, check_target, read_drafter
 from spark_engine.models.graph.block_drafter import (
     BlockAttention,
