@@ -113,7 +113,7 @@ served: $(VENV)/.test
 # Generated traces of requests, 25 times as many as in `make test`, with drafts and without: a
 # quarter of an hour.
 soak: $(VENV)/.test
-	$(BIN)/pytest -n 2 --timeout 3000 --hypothesis-profile soak tests/runtime/engine/test_traces.py tests/runtime/test_real_engine.py
+	$(BIN)/pytest -n 2 --timeout 3000 --hypothesis-profile soak tests/runtime/engine/test_traces.py tests/runtime/test_real_engine.py tests/runtime/engine/test_real_draft_traces.py
 
 # Engines of several ranks in every format, dense and mixture of experts; their faults, a server of
 # them with forms of answers, drafts and swap, and what spark-check says of them: some minutes.

@@ -8,7 +8,8 @@ is longer (`node_work`). A line per shape, with the node's name and how many equ
 `all` names every op; models are folders of `configs/` or layouts such as `35b-a3b:int4`
 (`published.py`). `--behind N`: of each prompt N tokens were prefilled before; `--context N`: decode
 rows have N tokens behind them; `--tp N`: the nodes of one of N ranks; sums are timed on N GPUs at
-once. `--cases` takes the ops' declared benchmark cases instead (`Case.bench`).
+once. `--cases` takes the ops' declared benchmark cases instead (`Case.bench`). Launches of drafts
+from the text: `match_drafts,store_ids --draft-suffix 6 --at verify_k3:8 --context 32768`.
 
 `--predict` needs no GPU: the floors, and the costs by which a build without timing would choose,
 for `--card`. With SPARK_REHEARSE=sm_121a kernels of a GB10 run on 48 multiprocessors of a Hopper
@@ -176,6 +177,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--behind", type=int, default=0, help="tokens prefilled before")
     parser.add_argument("--context", type=int, default=CONTEXT, help="tokens of decode rows")
     parser.add_argument("--mlp-activations", default="auto", help="of the build: auto, bf16 or fp8")
+    parser.add_argument("--draft-suffix", type=int, default=0, help="of the build")
     parser.add_argument("--tp", type=int, default=1, help="ranks of the engine")
     parser.add_argument("--rounds", type=int, default=3, help="times of each tactic")
     parser.add_argument("--predict", action="store_true", help="costs and floors, without a GPU")
@@ -200,7 +202,7 @@ def asked(args: argparse.Namespace, target: Target) -> Iterator[Shape]:
             yield from (of_case(op, case) for case in cuda_node.cases_of(op) if case.bench)
         return
     ranks = {"tp": args.tp} if args.tp > 1 else {}
-    ranks |= {"mlp_activations": args.mlp_activations}
+    ranks |= {"mlp_activations": args.mlp_activations, "draft_suffix": args.draft_suffix}
     models, where = args.models.split(","), (args.behind, args.context)
     yield from shapes(models, args.at, target, set(args.ops), *where, **ranks)
 

@@ -134,7 +134,7 @@ def build(
         unsaid: tuple[str, ...] = ()
         with staging(destination) as folder:
             write = partial(emit_weights, model, graphs, layout, folder, plan.ranks, clock)
-            with begun(write, now=not host_budget(None).shared) as written:
+            with in_background(write, now=not host_budget(None).shared) as written:
                 if backend.kernels:
                     choose_kernels(backend, [*graphs.values()], plan.target, clock, progress)
                 clock.start(WRITE, f"{report.size(plan.ranks * layout.total)} of weights")
@@ -177,7 +177,7 @@ def choose_kernels(
 
 
 @contextmanager
-def begun(work: Callable[[Event], None], now: bool) -> Iterator[Callable[[], None]]:
+def in_background(work: Callable[[Event], None], now: bool) -> Iterator[Callable[[], None]]:
     """Runs `work` in a thread; the function it gives waits for the end, and raises its error.
 
     If the block raises, the event is set, upon which `work` ends early. Unless `now`, `work` runs

@@ -96,7 +96,10 @@ def no_engine(path: Path) -> str:
             "`spark-build CHECKPOINT -o FOLDER` wrote"
         )
     if path.exists():
-        return f"{path} is a file: name an engine folder, which spark-build writes"
+        return (
+            other_format(path)
+            or f"{path} is a file: name an engine folder, which spark-build writes"
+        )
     if str(path) == "serve":  # as other servers' commands have it
         return "there is no engine folder serve; did you mean `spark-run ENGINE --serve`?"
     if meant := near(str(path), ("doctor",)):
@@ -114,7 +117,8 @@ def no_engine(path: Path) -> str:
 
 def hub(path: Path) -> str | None:
     """How to fetch what may be a name on Hugging Face's hub; None for what cannot be one."""
-    if not _HUB_NAME.fullmatch(str(path)) or path.parent.exists():
+    here = path.parent.exists() or path.parts[0] == "engines"  # the folder of the pages' commands
+    if here or not _HUB_NAME.fullmatch(str(path)):
         return None
     return (
         f"if this names a model on Hugging Face, fetch it first: hf download {path} "

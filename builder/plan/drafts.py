@@ -173,7 +173,7 @@ def _ids(vocab: Vocab, head: HeadFacts, ids: int) -> tuple[int, ...] | None:
         return None
     if isinstance(vocab, int):
         if vocab < 1:
-            raise OptionError(f"--draft-vocab {vocab} must be positive")
+            raise OptionError(f"--draft-vocab {vocab}: give 1 or more, full or auto")
         found = {*range(min(vocab, ids)), *(i for i in head.eos if i < ids)}
     else:
         found = {*vocab}

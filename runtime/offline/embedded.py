@@ -76,7 +76,7 @@ def is_stale(folder: Path, checkpoint: Path) -> bool:
 
 
 def build(checkpoint: Path, folder: Path) -> None:
-    """Runs `spark-build`, whose stages are shown and whose report is not. Raises EngineError if it
+    """Runs `spark-build` and shows its stages, but not its report. Raises EngineError if it
     fails."""
     parent = folder.parent
     try:

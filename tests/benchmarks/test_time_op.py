@@ -158,7 +158,7 @@ def test_without_a_gpu_costs_and_floors_are_kept(
     out = tmp_path / "o.json"
     words = ["nvfp4_linear", "--predict", "--card", "gb10", "--models", DENSE]
     time_op.main([*words, "--at", "decode:1", "--context", "4096", "--out", str(out)])
-    options = {"mlp_activations": "auto"}
+    options = {"mlp_activations": "auto", "draft_suffix": 0}
     assert asked == [([DENSE], {"decode": (1,)}, GB10, {"nvfp4_linear"}, 0, 4096, options)]
     kept = json.loads(out.read_text())
     assert kept["machine"] == "NVIDIA GB10" and kept["predicted"]

@@ -5,12 +5,13 @@ A case in f32 activations is refused by the tactics; its bf16 variant runs in it
 
 import zlib
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.op import Case, Op  # noqa: E402
+from spark_engine.op import Case, Op, Tolerance  # noqa: E402
 from spark_engine.plugins import registry  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
 
@@ -55,6 +56,21 @@ def check_tactics(op: Op, case: Case, bench: cuda_node.Bench) -> int:
             if note:
                 print(note)
     return len(works)
+
+
+def test_an_error_is_small_next_to_its_row() -> None:
+    """Sums of loud values round more; a quiet row, padding and outliers allow no more."""
+    want = np.zeros((8, 64), ml_dtypes.bfloat16)
+    want[0], want[1], want[1, 7] = 16384, 2, 16384
+    limits = Tolerance(norm=1e-2, element=2**-7)
+    for at, allowed in (((0, 3), True), ((1, 3), False), ((2, 3), False)):
+        got = want.copy()
+        got[at] = float(got[at]) - 64
+        if allowed:
+            cuda_node.compare("", got, want, limits, nibbles=False)
+            continue
+        with pytest.raises(AssertionError, match=rf"element \({at[0]}, {at[1]}\)"):
+            cuda_node.compare("", got, want, limits, nibbles=False)
 
 
 def test_a_case_in_f32_becomes_one_in_bf16() -> None:

@@ -6,7 +6,8 @@ scheduler and no tensor. The choice changes speed only, never a token.
 - A draft counts only when those before it were accepted, so each position has its own conditional
   probability. A request starts from the engine's mean and moves to its own acceptance.
 - Drafts from the text and those of the head have their own; the last round that was read says which
-  a slot has next. Without a head, slots without a match expect one token.
+  a slot is expected to have next, and what the next round keeps counts for the expected ones, which
+  may be no longer there. Without a head, slots without a match expect one token.
 - A slot without drafts gets one token of its next round, which makes its first drafts, so a choice
   is judged by the next round and AHEAD more.
 - Another k must promise MARGIN more than the one before it.
@@ -14,6 +15,10 @@ scheduler and no tensor. The choice changes speed only, never a token.
   probe: the first makes the drafts, the second verifies them. Their expected loss is limited to
   SHARE of all time. Where a step's length is bounded and prefill is in it, a probe waits, LATE
   rounds at most, and one in progress ends.
+- What drafts lost is not left to estimates: an account in decode steps pays what a round takes
+  more, and gets what it kept and SHARE of all time. Once it is empty no round has drafts until it
+  pays for TRIAL of the largest k, so in all an engine is behind one without drafts by no more than
+  SHARE of the time and CREDIT steps.
 - With a fixed depth: the largest k that a request can use.
 """
 
@@ -38,6 +43,8 @@ AHEAD = 7  # rounds
 MARGIN = 0.03
 SHARE, EVERY = 0.01, 32  # of time, and the fewest rounds between two probes
 LATE = 32 * EVERY
+CREDIT, MOST_CREDIT = 8.0, 32.0  # decode steps: of the account at first; beyond a trial at most
+TRIAL = 4  # rounds
 
 
 class DraftDepth:
@@ -65,6 +72,8 @@ class DraftDepth:
         self._depths = np.arange(self.most + 1)
         self._source = np.full(slots, HEAD)  # of the drafts that a slot holds
         self._drafted = np.full(slots, self.most)  # their number
+        self._expected = np.full((2, slots), HEAD)  # for the last rounds in flight, the last first
+        self._in_flight = np.zeros(slots, np.int64)  # rounds of a slot
         self._seen = np.zeros((2, slots, self.most))
         self._kept = np.zeros((2, slots, self.most))
         self._all_seen = np.full((2, self.most), PRIOR_WEIGHT)
@@ -74,10 +83,12 @@ class DraftDepth:
         self._unbounded = True  # the last probe started where a step's length was not bounded
         self._since = 0  # rounds since the last probe, or the last round of the largest k
         self._budget = 0.0  # microseconds
+        self._credit, self._stopped, self._rows = CREDIT, False, 1
 
     def forget(self, slot: int) -> None:
         self._seen[:, slot] = self._kept[:, slot] = 0
         self._source[slot], self._drafted[slot] = HEAD, self.most
+        self._expected[:, slot], self._in_flight[slot] = HEAD, 0
 
     def held(self, request: Request) -> int:
         """Drafts that its slot holds for its next round."""
@@ -87,10 +98,13 @@ class DraftDepth:
         """A round of so many drafts left each slot new ones, from the text where ids `matched`."""
         self._source[slots] = np.where(matched, TEXT, HEAD)
         self._drafted[slots] = np.where(matched, self.most, 0 if self._headless else drafts)
+        self._in_flight[slots] -= 1
 
     def observe(self, slots: Ints, offered: Ints, kept: Ints) -> None:
         """Measures a round: of each slot's `offered` drafts the first `kept` were accepted."""
-        made, source = np.minimum(offered, self._drafted[slots]), self._source[slots]
+        source = self._expected[np.clip(self._in_flight[slots] - 1, 0, 1), slots]
+        made = np.where(source == TEXT, offered, np.minimum(offered, self._drafted[slots]))
+        self._credit += float(kept.sum()) / self._rows
         hit = self._index < kept[:, None]
         seen = hit | ((self._index == kept[:, None]) & (self._index < made[:, None]))
         fade = np.where(seen, FADE, 1)
@@ -112,6 +126,7 @@ class DraftDepth:
         deepest = int(np.flatnonzero(np.isfinite(cost[: usable + 1]))[-1])
         if self._fixed:
             return deepest
+        self._expect([r.slot for r in requests])
         rates = (now + AHEAD * later) / cost
         best = int(rates.argmax())
         if rates[best] <= rates[self._last] * (1 + MARGIN):
@@ -122,7 +137,25 @@ class DraftDepth:
         every = LATE if bounded else EVERY
         if bounded and self._unbounded:
             self._probing = 0
-        return self._probe(best, deepest, loss, float(cost[best]), every)
+        k = self._probe(best, deepest, loss, float(cost[best]), every)
+        more = cost[[k, deepest]] / cost[0] - 1
+        return k if self._pay(*more.tolist()) else 0
+
+    def _expect(self, slots: Sequence[int]) -> None:
+        """Notes what a round of these slots is launched for."""
+        self._expected[1, slots] = self._expected[0, slots]
+        self._expected[0, slots] = self._source[slots]
+        self._in_flight[slots] += 1
+        self._rows = len(slots)
+
+    def _pay(self, more: float, most: float) -> bool:
+        """Whether the account pays for a round that takes `more` decode steps than one; `most`: of
+        the largest k."""
+        trial = TRIAL * most
+        self._credit = min(self._credit + SHARE, MOST_CREDIT + trial)
+        self._stopped = self._credit < (trial if self._stopped else 0)
+        self._credit -= 0 if self._stopped else more
+        return not self._stopped
 
     def _probe(self, best: int, deepest: int, loss: float, cost: float, every: int) -> int:
         """`best`, or in the two rounds of a probe `deepest`, which loses `loss` microseconds."""

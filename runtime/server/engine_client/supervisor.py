@@ -123,7 +123,7 @@ class Supervisor(ABC):
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._first: asyncio.Future[ipc.EngineInfo] | None = None
-        self._begun = asyncio.Event()  # the first process runs, or cannot be started
+        self._spawned = asyncio.Event()  # the first process runs, or cannot be started
         self.watchdog = Watchdog(how.watchdog_s, time.monotonic())
         self._build = ""  # of the first process's engine
         self.running = False  # a process takes requests
@@ -195,9 +195,9 @@ class Supervisor(ABC):
         """Starts the first process; returns once it runs, or cannot be started."""
         self._first = asyncio.get_running_loop().create_future()
         self._context = self._context or zmq.asyncio.Context()
-        self._begun.clear()
+        self._spawned.clear()
         self._task = asyncio.create_task(self._supervise())
-        await self._begun.wait()
+        await self._spawned.wait()
 
     async def loaded(self) -> ipc.EngineInfo:
         """Waits until the engine of the first process is loaded.
@@ -257,10 +257,10 @@ class Supervisor(ABC):
         try:
             process = self._process = EngineProcess(self._command, self._context, self._on_message)
             await process.start()
-            self._begun.set()
+            self._spawned.set()
             death = await self._watch(process)
         except (OSError, zmq.ZMQError) as error:  # a full disk, no descriptors
-            self._begun.set()
+            self._spawned.set()
             death = Death(f"the engine process cannot be started: {error}")
         self.running, self.death = False, death
         damaged = death.user and not death.passing

@@ -9,14 +9,13 @@ other than browsers send no Origin. Knows headers; knows no endpoint.
 import re
 import socket
 from collections.abc import Sequence
-from ipaddress import IPv6Address, ip_address
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from spark_engine.runtime.server.api.answers import error
 from spark_engine.runtime.server.http.endpoints import json_response
-from spark_engine.runtime.server.http.host_names import ALL, NAME, address
+from spark_engine.runtime.server.http.host_names import ALL, NAME, address, is_loopback
 from spark_engine.runtime.server.http.unknown_paths import in_api_form
 from spark_engine.runtime.server.operation.http_request import note_problem
 from spark_engine.runtime.server.operation.request_ids import current
@@ -104,13 +103,6 @@ def guard_of(
     names = {*hosts, bound.lower().rstrip(".")}
     inside = is_loopback(listener) and not locked
     return Guard(tuple(names) if hosts or inside else None, origins if inside else None)
-
-
-def is_loopback(listener: socket.socket) -> bool:
-    """True if only this machine reaches the listener."""
-    found = ip_address(listener.getsockname()[0].partition("%")[0])
-    inner = found.ipv4_mapped if isinstance(found, IPv6Address) else None
-    return (inner or found).is_loopback
 
 
 def is_own(origin: bytes, hosts: Sequence[bytes]) -> bool:

@@ -1,8 +1,12 @@
-"""Names by which a server is called: `--allowed-hosts`, and requests. Imports no HTTP library."""
+"""Names by which a server is called (`--allowed-hosts`, requests), and whether others reach it.
+
+Imports no HTTP library.
+"""
 
 import re
+import socket
 from collections.abc import Sequence
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 
 from spark_engine.errors import OptionError
 
@@ -30,3 +34,10 @@ def address(name: str) -> str | None:
         return str(ip_address(name.partition("%")[0]))
     except ValueError:
         return None
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    """True if only this machine reaches the listener."""
+    found = ip_address(listener.getsockname()[0].partition("%")[0])
+    inner = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return (inner or found).is_loopback

@@ -26,7 +26,7 @@ from spark_engine.runtime.server.http.connections import (
     connection_capacity,
 )
 from spark_engine.runtime.server.http.endpoints import Endpoints
-from spark_engine.runtime.server.http.guard import guard_of, is_loopback
+from spark_engine.runtime.server.http.guard import guard_of
 from spark_engine.runtime.server.http.tls import ServerTls
 from spark_engine.runtime.server.operation.keys import Keyring
 from spark_engine.runtime.server.page.report import make_report
@@ -56,7 +56,6 @@ async def serve_http(
 
     `descriptors`: files that this process may open.
     """
-    _warn_without_keys(keys, listener)
     metrics = models.first.metrics
     endpoints = Endpoints(models, options.max_body_mib << 20, options.metrics_by_key)
     for service, folder in zip(models.services, folders, strict=True):
@@ -122,12 +121,6 @@ def config_of(
         ssl_certfile=options.tls_cert,
         ssl_keyfile=options.tls_key,
     )
-
-
-def _warn_without_keys(keys: Keyring, listener: socket.socket) -> None:
-    if not keys.locked and not is_loopback(listener):
-        words = "WARNING: any client that reaches %s:%d may use this server: give --api-key"
-        log.warning(words + ", or --host 127.0.0.1", *listener.getsockname()[:2])
 
 
 class _Server(uvicorn.Server):

@@ -74,7 +74,9 @@ def plan_models(
         needs, most = needed(manifest, own), budgets[memory]
         if most is not None and needs > most:
             words = f"{folder} plans {needs / GIB:.2f} GiB, and engines may take {most / GIB:.2f}"
-            raise CapacityError(f"{words}: stop other programs, or raise --models-gib if given")
+            if most == options.models_bytes:
+                raise OptionError(f"{words}: raise --models-gib")
+            raise CapacityError(f"{words}: stop other programs")
         try:
             command, own = prepare(folder, own)
         except OptionError as error:

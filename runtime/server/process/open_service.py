@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from spark_engine.engine_file import MANIFEST
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.request import capacity
@@ -70,6 +71,7 @@ async def open_service(
     """The service of a folder by the engine process of `command`; the socket's address is added to
     it. With `on_demand`, which has that command, no process is started. `peer`: another service
     of the same server. Raises EngineError, CapacityError or OptionError when it cannot start."""
+    was = _identity(folder)
     first_manifest = engine_folder.find_manifest(folder)
     pool = WorkerPool(folder)
     trace = trace_of(options.engine.profile, HTTP)
@@ -81,9 +83,12 @@ async def open_service(
             await client.begin()
         await pool.begin()  # engine, workers and this process load at the same time
         tokenizer, formats = read_tokenizer(folder), read_formats(folder, options.chat)
+        same = _identity(folder) == was
         info = await client.loaded() if on_demand is None else on_demand.info
         info = shorten(info, options.max_model_len)
-        if first_manifest is not None and info.build not in ("", first_manifest.fingerprint.all):
+        if first_manifest is not None:
+            same = same and info.build in ("", first_manifest.fingerprint.all)
+        if not same:
             raise EngineError(f"{folder} was built again while it was being loaded: start again")
         names = options.names or (info.name,)
         most = info.limits.max_seqs + options.max_queue
@@ -95,6 +100,15 @@ async def open_service(
         await pool.close()
         await client.close()
         trace.save()
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Of the manifest's file, which a new build replaces; None where there is none."""
+    try:
+        found = (folder / MANIFEST).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def shorten(info: EngineInfo, most: int | None) -> EngineInfo:

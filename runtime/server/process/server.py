@@ -6,11 +6,14 @@ the endpoints.
 
 import asyncio
 import contextlib
+import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from spark_engine.runtime.server.engine_client.heap import return_large_buffers, trimmed_heap
 from spark_engine.runtime.server.http.connections import raise_descriptor_limit
+from spark_engine.runtime.server.http.host_names import is_loopback
 from spark_engine.runtime.server.http.tls import ServerTls
 from spark_engine.runtime.server.operation.keys import Keyring
 from spark_engine.runtime.server.operation.log_limit import limited_log
@@ -21,6 +24,8 @@ from spark_engine.runtime.server.process.open_service import open_service, prepa
 from spark_engine.runtime.server.process.options import ServerOptions
 from spark_engine.runtime.server.process.port import bind
 from spark_engine.runtime.server.service.models import Models
+
+log = logging.getLogger(__name__)
 
 
 def run(folder: Path, options: ServerOptions) -> int:
@@ -68,6 +73,7 @@ async def _serve(
     tls = ServerTls.of(options.tls_cert, options.tls_key)
     listener = bind(options.host, options.port)
     keys = Keyring(None if options.api_keys is None else Path(options.api_keys), options.api_key)
+    _warn_without_keys(keys, listener)
     models: Models | None = None
     stack = contextlib.AsyncExitStack()
 
@@ -86,6 +92,12 @@ async def _serve(
     finally:
         listener.close()
         await stack.aclose()
+
+
+def _warn_without_keys(keys: Keyring, listener: socket.socket) -> None:
+    if not keys.locked and not is_loopback(listener):
+        words = "WARNING: any client that reaches %s:%d may use this server: give --api-key"
+        log.warning(words + ", or --host 127.0.0.1", *listener.getsockname()[:2])
 
 
 def _serving() -> Callable[..., Awaitable[int]]:

@@ -128,7 +128,7 @@ def test_the_list_is_for_cards_with_slow_memory(
         (0, "fp8", "auto", HEAD, "--draft-dtype: --drafts is 0"),
         (None, "auto", 9, NONE, "--draft-vocab: there is no head"),
         (0, "auto", "full", HEAD, "--draft-vocab: --drafts is 0"),
-        (1, "auto", 0, HEAD, "--draft-vocab 0 must be positive"),
+        (1, "auto", 0, HEAD, "--draft-vocab 0: give 1 or more"),
         (1, "auto", (99, 100), HEAD, "--draft-vocab: 100 is no id of the model, which has 100"),
         (1, "auto", (), HEAD, "--draft-vocab: the file holds no id"),
     ],

@@ -17,10 +17,10 @@ from spark_engine.manifest import Manifest
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.engine.trace import NoTrace
-from spark_engine.runtime.server.engine_client import supervisor, worker
+from spark_engine.runtime.server.engine_client import engine_folder, supervisor, worker
 from spark_engine.runtime.server.engine_client.client import EngineClient, Mailbox
 from spark_engine.runtime.server.engine_client.supervisor import Supervision
-from spark_engine.runtime.server.process import server
+from spark_engine.runtime.server.process import open_service, server
 from spark_engine.runtime.server.process.open_service import worker_command
 from spark_engine.runtime.server.process.options import ServerOptions
 from tests.runtime import small_engine
@@ -148,15 +148,33 @@ def test_one_that_is_damaged_says_so_itself(folder: Path, monkeypatch: pytest.Mo
 def test_a_server_with_texts_of_another_engine_does_not_start(
     built: tuple[Path, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tokenizer is read before the engine process starts."""
-    read: Any = server.engine_folder.find_manifest
+    """The tokenizer is read while the engine is loaded."""
+    read: Any = engine_folder.find_manifest
 
     def before(path: Path) -> Manifest:
         found: Manifest = read(path)
         other = replace(found.fingerprint, all="what was there a moment before")
         return replace(found, fingerprint=other)
 
-    monkeypatch.setattr(server.engine_folder, "find_manifest", before)
+    monkeypatch.setattr(engine_folder, "find_manifest", before)
+    command = worker_command(folder, EngineOptions())
+    with pytest.raises(EngineError, match="while it was being loaded: start again"):
+        asyncio.run(server.serve(command, folder, ServerOptions(port=0)))
+
+
+def test_a_server_does_not_start_with_texts_that_were_replaced_after_the_engine_was_loaded(
+    built: tuple[Path, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine process may be done before the tokenizer is read."""
+    read = open_service.read_tokenizer
+
+    def after(path: Path) -> object:
+        manifest = path / "manifest.json"
+        (path / "other").write_bytes(manifest.read_bytes())
+        (path / "other").rename(manifest)
+        return read(path)
+
+    monkeypatch.setattr(open_service, "read_tokenizer", after)
     command = worker_command(folder, EngineOptions())
     with pytest.raises(EngineError, match="while it was being loaded: start again"):
         asyncio.run(server.serve(command, folder, ServerOptions(port=0)))

@@ -4,7 +4,7 @@ from threading import Event
 
 import pytest
 
-from spark_engine.builder.build import begun
+from spark_engine.builder.build import in_background
 
 
 def test_the_work_runs_during_the_block() -> None:
@@ -14,7 +14,7 @@ def test_the_work_runs_during_the_block() -> None:
         started.set()
         done.append("work")
 
-    with begun(work, now=True) as ended:
+    with in_background(work, now=True) as ended:
         assert started.wait(10)
         ended()
     assert done == ["work"]
@@ -24,7 +24,7 @@ def test_a_block_that_fails_ends_the_work_early() -> None:
     seen = list[bool]()
     with (
         pytest.raises(ValueError, match="no tactic"),
-        begun(lambda stop: seen.append(stop.wait(10)), now=True),
+        in_background(lambda stop: seen.append(stop.wait(10)), now=True),
     ):
         raise ValueError("no tactic")
     assert seen == [True]
@@ -35,13 +35,13 @@ def test_the_error_of_the_work_is_raised_at_its_end(now: bool) -> None:
     def work(stop: Event) -> None:
         raise OSError("no space")
 
-    with pytest.raises(OSError, match="no space"), begun(work, now) as ended:
+    with pytest.raises(OSError, match="no space"), in_background(work, now) as ended:
         ended()
 
 
 def test_on_a_shared_memory_the_work_waits_for_the_other_stages() -> None:
     done = list[str]()
-    with begun(lambda stop: done.append("weights"), now=False) as ended:
+    with in_background(lambda stop: done.append("weights"), now=False) as ended:
         done.append("tactics")
         ended()
     assert done == ["tactics", "weights"]
