@@ -61,9 +61,9 @@ def check_tactics(op: Op, case: Case, bench: cuda_node.Bench) -> int:
 def test_an_error_is_small_next_to_its_row() -> None:
     """Sums of loud values round more; a quiet row, padding and outliers allow no more."""
     want = np.zeros((8, 64), ml_dtypes.bfloat16)
-    want[0], want[1], want[1, 7] = 16384, 2, 16384
+    want[0], want[1:7], want[1, 7] = 16384, 2, 16384
     limits = Tolerance(norm=1e-2, element=2**-7)
-    for at, allowed in (((0, 3), True), ((1, 3), False), ((2, 3), False)):
+    for at, allowed in (((0, 3), True), ((1, 3), False), ((7, 3), False)):
         got = want.copy()
         got[at] = float(got[at]) - 64
         if allowed:

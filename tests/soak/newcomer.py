@@ -132,7 +132,8 @@ def names(walk: Walk) -> None:
         walk.expect(2, (f"--target {target}", said), "spark-build", checkpoint, "--target", target)
     for tool in ("spark-build", "spark-run", "spark-inspect"):
         more = ("--serve",) if tool == "spark-run" else ()
-        walk.expect(2, ("hf download Qwen/Qwen3.6-27B",), tool, "Qwen/Qwen3.6-27B", *more)
+        remedy = "could not be fetched" if tool == "spark-build" else "spark-build Qwen/Qwen3.6-27B"
+        walk.expect(2, (remedy,), tool, "Qwen/Qwen3.6-27B", *more)
     walk.expect(2, ("is a checkpoint", "spark-build"), "spark-run", checkpoint, "--serve")
     walk.expect(2, ("-o /proc/x", "choose"), "spark-build", checkpoint, "-o", "/proc/x")
     walk.expect(2, ("-o /proc ", "choose"), "spark-build", checkpoint, "-o", "/proc")
@@ -171,8 +172,8 @@ def signals(walk: Walk) -> None:
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         process = walk.start("spark-build", walk.checkpoint, "-o", out / "e", "--target", "cpu")
         assert process.stderr is not None
-        while "emit the buckets" not in (line := process.stderr.readline()):
-            assert line, "the build ended before it came to the buckets"
+        while "lower the network" not in (line := process.stderr.readline()):
+            assert line, "the build ended before it lowered the network"
         process.send_signal(number)
         walk.end(process, code, ("spark-build: ",))
         left = [p.name for p in out.iterdir()]

@@ -74,7 +74,7 @@ def test_every_form_is_one_graph_of_all_its_launches(made: tuple[Any, Driver]) -
     assert timer.whole([waiting[1:], early]) is not None and len(driver.asked) > count
 
 
-def test_without_room_nothing_is_run(made: tuple[Any, Driver]) -> None:
+def test_without_free_memory_nothing_is_run(made: tuple[Any, Driver]) -> None:
     timer, driver = made
     driver.free = 100
     assert timer.whole(forms()) is None and timer._lost == 1
