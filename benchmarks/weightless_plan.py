@@ -26,6 +26,7 @@ from spark_engine.builder.native.tactics import CONTEXT, Chooser, Work
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import Options, gpu_of, resolve
 from spark_engine.interface import PREFILL
+from spark_engine.models.drafter import with_drafter
 from spark_engine.models.open_model import open_model, with_ranks
 from spark_engine.models.weights.shards import TILE
 from spark_engine.models.weights.stored_model import Model
@@ -106,6 +107,8 @@ def decided_of(name: str | Path, options: Options) -> Iterator[BucketTactics]:
     """The buckets with their graphs; for `options.gpu` where it is given; of several ranks, one.
     Raises what a build raises."""
     model = with_ranks(opened(name), options.tp, TILE, options.across_hosts)
+    if options.drafter is not None:
+        model = with_drafter(model, Path(options.drafter))
     plan = resolve(replace(options, gpu=options.gpu or gpu_of(options)), facts_of(model))
     assert plan.gpu is not None, f"--target {options.target} is no GPU"
     families = plan.buckets.families(plan.limits.drafts)

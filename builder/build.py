@@ -58,9 +58,10 @@ from spark_engine.builder.text_files import TEXT_FILES, text_bytes, text_notes
 from spark_engine.device.host_memory import available_memory
 from spark_engine.device.shared_memory import host_budget
 from spark_engine.engine_file import TOKENIZER, encode_engine, open_folder
-from spark_engine.errors import EngineError, OptionError
+from spark_engine.errors import CheckpointError, EngineError, OptionError
 from spark_engine.hints import cuda_missing, driver_present, extra
 from spark_engine.manifest import Bucket, Fingerprint, Manifest, weights_name
+from spark_engine.models.drafter import with_drafter
 from spark_engine.models.open_model import open_model, with_ranks
 from spark_engine.models.weights.draft_weights import head_fault
 from spark_engine.models.weights.recipes import Recipe
@@ -201,8 +202,13 @@ def planned(checkpoint: Path, options: Options) -> tuple[Model, BuildPlan]:
     vision tower that the target does not run."""
     opened = open_model(checkpoint, options.rope_scaling)
     model = with_ranks(opened, options.tp, TILE if options.gpu else 1, options.across_hosts)
+    if options.drafter is not None:
+        model = with_drafter(model, Path(options.drafter))
     plan = resolve(options, facts_of(model))
-    if plan.draft and options.drafts is None and (fault := head_fault(model)):
+    unsure = options.drafts is None or model.drafter is not None
+    if plan.draft and unsure and (fault := head_fault(model)):
+        if model.drafter is not None:
+            raise CheckpointError(f"--drafter {options.drafter}: {fault}")
         model = replace(model, draft_note=fault)
         plan = resolve(options, facts_of(model))
     why = model.vision_note if options.vision and model.ignored.get(VISION) else ""

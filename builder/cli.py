@@ -182,6 +182,12 @@ class _Build(click.Command):
     "ones where the GPU's memory is slow. What is generated stays the same.",
 )
 @click.option(
+    "--drafter",
+    type=click.Path(exists=True, file_okay=False),
+    help="Folder of a DFlash2 drafter that was trained for this model: it drafts all tokens of a "
+    "round in one pass, in place of the model's draft head.",
+)
+@click.option(
     "--draft-suffix",
     type=int,
     default=0,

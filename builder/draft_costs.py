@@ -6,7 +6,7 @@ Knows the manifest and the names of the draft head's tensors; decides nothing.
 from collections.abc import Iterable
 
 from spark_engine.builder.report import size, timed
-from spark_engine.interface import DECODE, DRAFT_HEAD, ID_PAGES, VERIFY
+from spark_engine.interface import DECODE, HEADS, ID_PAGES, VERIFY
 from spark_engine.manifest import Manifest, StateInfo
 from spark_engine.tensors import TensorSpec
 
@@ -17,7 +17,7 @@ def draft_costs(manifest: Manifest, weights: Iterable[TensorSpec]) -> tuple[str,
     """Sentences for the report; none for an engine without drafts."""
     if not manifest.limits.drafts:
         return ()
-    head = sum(spec.nbytes for spec in weights if spec.name.startswith(DRAFT_HEAD))
+    head = sum(spec.nbytes for spec in weights if spec.name.startswith(HEADS))
     kv = sum(s.spec.nbytes for s in manifest.states if _own(s) and s.unit == "page")
     states = sum(_more(s, manifest) for s in manifest.states if s.unit != "page")
     taken = (
@@ -46,7 +46,7 @@ def _rounds(manifest: Manifest) -> Iterable[str]:
 
 
 def _own(state: StateInfo) -> bool:
-    return state.spec.name.startswith(DRAFT_HEAD) or state.spec.name == ID_PAGES
+    return state.spec.name.startswith(HEADS) or state.spec.name == ID_PAGES
 
 
 def _more(state: StateInfo, manifest: Manifest) -> int:

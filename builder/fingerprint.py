@@ -73,15 +73,17 @@ def timed_on(options: Options) -> str:
 
 
 def fingerprint(checkpoint: Path, options: Options, advance: Advance = ignore) -> Fingerprint:
-    """Reads every byte of the checkpoint, in parallel chunks. `options` has its target decided.
+    """Reads every byte of the checkpoint and of its drafter, in parallel chunks. `options` has its
+    target decided.
 
     `advance` receives the number of bytes read. If tactics are timed, the GPU and its driver count
     as tools. Raises OSError when a file of the checkpoint cannot be read.
     """
+    folders = [checkpoint, *([Path(options.drafter)] if options.drafter is not None else [])]
     packages = (spark_engine, device, builder, models)
     tools = {**producer(options.target), "timed_on": timed_on(options)}
     parts = {
-        "checkpoint": _hash(_files(checkpoint, advance)),
+        "checkpoint": _hash([_files(folder, advance) for folder in folders]),
         "options": _hash(options.to_json()),
         "toolchain": _hash([tools, *(_sources(m.__file__) for m in packages)]),
         "plugins": _hash(_sources(plugins.__file__)),

@@ -16,7 +16,10 @@ from spark_engine.interface import Limits, Precision
 from spark_engine.manifest import IMAGE
 from spark_engine.models.config.model_config import LINEAR
 from spark_engine.models.draft_options import DRAFT_DTYPES, DraftOptions
+from spark_engine.models.drafter import network as block_drafter
 from spark_engine.models.families.registry import family_of
+from spark_engine.models.graph.block_drafter import BlockDrafter
+from spark_engine.models.graph.draft_head import DraftHead
 from spark_engine.models.graph.draft_round import DraftRound
 from spark_engine.models.graph.writer import Writer, state_out
 from spark_engine.models.weights.draft_weights import with_draft_dtype
@@ -108,7 +111,11 @@ def _write(model: Model, w: Writer, debug: bool, draft: DraftOptions) -> None:
     if not w.limits.drafts:
         network.write(w, debug)
         return
-    head = family.draft_head(model.config) if model.has_drafts else None
+    head: DraftHead | BlockDrafter | str | None = None
+    if model.drafter is not None:
+        head = block_drafter(model.drafter)
+    elif model.has_drafts:
+        head = family.draft_head(model.config)
     assert not isinstance(head, str)
     round_ = DraftRound(network, head, draft.shortlist)
     if w.family == interface.PREFILL:

@@ -61,11 +61,11 @@ def open_model(path: Path | str, rope_scaling: Json | None = None) -> Model:
     folder = Path(path)
     given = read_description(folder, None, rope_scaling)
     config, family = given.config, family_of(given.config)
-    checkpoint = (
-        open_synthetic(folder, exporter_layout(config, given.declared))
-        if is_synthetic(folder)
-        else open_checkpoint(folder, given.optional)
-    )
+    if is_synthetic(folder):
+        exported = exporter_layout(config, given.declared)
+        checkpoint: Checkpoint = open_synthetic(folder, exported.expected, exported.stored)
+    else:
+        checkpoint = open_checkpoint(folder, given.optional)
     heads = family.ignored_prefixes.get(MTP, ())
     if config.mtp_layers is None and any(name.startswith(heads) for name in checkpoint.tensors):
         config = replace(config, mtp_layers=1)

@@ -11,7 +11,7 @@ type's files have one, a vision tower if config.json describes one.
 import hashlib
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -32,7 +32,6 @@ from spark_engine.models.checkpoint.files import (
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect
 from spark_engine.models.checkpoint.tensor_list import Linear, Row, Tensor, ValueKind
 from spark_engine.models.checkpoint.weight_files import INDEX
-from spark_engine.models.exporter_layout import ExporterLayout
 from spark_engine.tensors import Array, DType
 
 MARK = "synthetic.json"
@@ -103,17 +102,19 @@ def is_synthetic(path: Path | str) -> bool:
     return (Path(path) / MARK).is_file()
 
 
-def open_synthetic(folder: Path, exported: ExporterLayout) -> Synthetic:
-    """The drawn tensors of a folder with synthetic.json, in the layout of its JSON files.
+def open_synthetic(
+    folder: Path, expected: Mapping[str, Expected], stored: Iterable[Expected]
+) -> Synthetic:
+    """The drawn tensors of a folder with synthetic.json: the `stored` ones of those `expected`.
 
     Raises CheckpointError when synthetic.json is malformed.
     """
     seed = read_json(folder / MARK, required=True).get("seed")
     if not isinstance(seed, int):
         raise CheckpointError(f'{folder / MARK}: seed is {seed!r}; write {{"seed": 1}}')
-    stored = [StoredTensor(e.name, e.dtypes[0], e.shapes[0], NOWHERE, 0) for e in exported.stored]
-    tensors = MappingProxyType({t.name: t for t in stored})
-    return Synthetic(folder, tensors, {}, exported.expected, seed)
+    drawn = [StoredTensor(e.name, e.dtypes[0], e.shapes[0], NOWHERE, 0) for e in stored]
+    tensors = MappingProxyType({t.name: t for t in drawn})
+    return Synthetic(folder, tensors, {}, expected, seed)
 
 
 def write_checkpoint(checkpoint: Synthetic, folder: Path, shard_bytes: int = SHARD) -> None:

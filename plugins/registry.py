@@ -7,7 +7,12 @@ from spark_engine.errors import GraphError
 from spark_engine.kernel import Cuda
 from spark_engine.op import Op
 from spark_engine.plugins.kernels.rowwise import concat_kernels, rows_kernels
-from spark_engine.plugins.ops.attention import append_kv, attention_decode, paged_attention
+from spark_engine.plugins.ops.attention import (
+    append_kv,
+    attention_decode,
+    block_attention,
+    paged_attention,
+)
 from spark_engine.plugins.ops.delta_rule import (
     causal_conv,
     gated_delta,
@@ -17,13 +22,17 @@ from spark_engine.plugins.ops.delta_rule import (
 )
 from spark_engine.plugins.ops.drafts import (
     accept_drafts,
+    block_conv,
+    block_rows,
     draft_best,
+    draft_path,
     draft_token,
     match_drafts,
     mtp_input,
     round_rows,
     shift_ids,
     store_ids,
+    top_ids,
 )
 from spark_engine.plugins.ops.linear import linear
 from spark_engine.plugins.ops.moe import grouped_moe, moe_norm_quant, moe_router, shared_gate
@@ -87,6 +96,11 @@ OPS: tuple[Op, ...] = (
     draft_best.OP,
     store_ids.OP,
     match_drafts.OP,
+    block_rows.OP,
+    block_conv.OP,
+    block_attention.OP,
+    top_ids.OP,
+    draft_path.OP,
     all_reduce.OP,
     gather_logits.OP,
     reduce_norm_quant.OP,

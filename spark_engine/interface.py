@@ -17,9 +17,10 @@ VERIFY = "verify_k"  # and the number of drafts: verify_k3 has up to four tokens
 PREFILL_TILE = 64
 ROPE_ROWS = 3  # positions of a token: in time, height and width
 MOST_DRAFTS = 7  # of a round; verification reads up to eight tokens a row
-# How the names of the draft head's nodes, weights and states begin, and of what makes draft i
-# ("draft.0.").
-DRAFT_HEAD, DRAFT_STEP = "mtp.", "draft."
+# How names of nodes, weights and states begin: a draft head's, those of a block drafter in its
+# place, and of what makes drafts ("draft.0." the first).
+DRAFT_HEAD, BLOCK_DRAFTER, DRAFT_STEP = "mtp.", "dflash.", "draft."
+HEADS = (DRAFT_HEAD, BLOCK_DRAFTER)
 ID_PAGES = "id_pages"  # the state that holds the ids of a sequence's tokens
 MOST_MATCH = 16  # ids of a repetition that are compared; a longer one counts as so long
 STATE_OUT = ".out"

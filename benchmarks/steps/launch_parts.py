@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from spark_engine.interface import HEADS
+
 PARTS = {  # by the beginning of the kernel's name, the first that fits
     "embed": "embed",
     "norm_quant": "norm",
@@ -42,7 +44,7 @@ PARTS = {  # by the beginning of the kernel's name, the first that fits
     "mtp_input": "embed",
     "append_kv": "attention",
 }
-FILL, DRAFT = "mtp.", "draft."  # nodes of the draft head over all tokens, and of one draft
+FILL, DRAFT = HEADS, "draft."  # nodes of the draft head over all tokens, and of one draft
 
 
 @dataclass(frozen=True)

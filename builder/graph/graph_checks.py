@@ -251,13 +251,19 @@ def no_state_copies(s: Subject) -> Iterator[str]:
 
 def no_quantisers(s: Subject) -> Iterator[str]:
     """Except in prefill, the op that makes a value quantises it. The draft head's input is not
-    quantised by its op: most heads read it unquantised. Nor is what heads make, where a scale is
-    of a token: their blocks do not know it."""
+    quantised by its op, nor are a block drafter's: most read them unquantised. Nor is what heads
+    make, where a scale is of a token: their blocks do not know it."""
+    blocks = ("block_conv", "block_attention", "Concat")
     for node in _ours(s):
         if s.family == interface.PREFILL or not s.ops[node.op].quantises:
             continue
         maker, heads = producer(node.inputs[0]), ("attention_decode", "gdn_decode")
-        alone = ("mtp_input", *(heads if node.attrs.get("by_token") else ()))
+        drafts = node.name.startswith((*interface.HEADS, interface.DRAFT_STEP))
+        alone = (
+            "mtp_input",
+            *(blocks if drafts else ()),
+            *(heads if node.attrs.get("by_token") else ()),
+        )
         if maker is None or maker.op not in alone:
             yield f"{node.op} {node.name} was left standing alone"
 

@@ -127,7 +127,10 @@ def _head_facts(model: Model, kv_width: int) -> HeadFacts:
     vocab, eos = model.config.vocab, model.config.eos_token_ids
     by_row = model.table[_logits_matrix(model)] is not Scheme.FP8_BLOCK
     ids = listed(vocab, model.checkpoint.path) if by_row else ()
-    return HeadFacts(kv_width, _row_bytes(model), _has_nvfp4_mlps(model), eos, ids)
+    own, block = kv_width, 0
+    if model.drafter is not None:
+        own, block = model.drafter.kv_token_width, model.drafter.block
+    return HeadFacts(own, _row_bytes(model), _has_nvfp4_mlps(model), eos, ids, block)
 
 
 def _logits_matrix(model: Model) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of
 from spark_engine.builder.plan.buckets import Size
-from spark_engine.interface import DRAFT_HEAD, DRAFT_STEP, MOST_DRAFTS
+from spark_engine.interface import DRAFT_STEP, HEADS, MOST_DRAFTS
 from spark_engine.kernel import Attrs, Cuda, Plan, Specs, Tactic, Target
 from spark_engine.manifest import Json
 from spark_engine.op import DOMAIN, Op
@@ -249,7 +249,7 @@ class Chooser:
         found: dict[str, list[tuple[gs.Node, Size]]] = {}
         for graph, sizes in graphs:
             for node in graph.nodes:
-                if not node.name.startswith((DRAFT_HEAD, DRAFT_STEP)):
+                if not node.name.startswith((*HEADS, DRAFT_STEP)):
                     found.setdefault(node.name, []).extend((node, size) for size in sizes)
         for name, nodes in found.items():
             works = [self.work(node, size) for node, size in nodes]

@@ -40,6 +40,7 @@ class HeadFacts:
         eos: ids that end a text.
         listed: the shipped list of ids, where it is of this vocabulary and the head's rows can be
             taken one by one; else empty.
+        block: tokens of a block drafter's block; 0: it is the model's own head.
     """
 
     kv_token_width: int
@@ -47,6 +48,7 @@ class HeadFacts:
     nvfp4: bool = False
     eos: tuple[int, ...] = ()
     listed: tuple[int, ...] = ()
+    block: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,14 @@ def decide(
     """Resolves the options for a model of `ids` ids and this head, or the reason why it has none.
     Raises OptionError for impossible values."""
     drafts, dtype, suffix = requested.drafts, requested.dtype, requested.suffix
+    block = 0 if isinstance(head, str) else head.block
+    possible = min(MOST_DRAFTS, block - 1) if block else MOST_DRAFTS
     if not 0 <= suffix <= MOST_MATCH:
         raise OptionError(f"--draft-suffix {suffix} is not possible; choose 0 to {MOST_MATCH}")
     if dtype not in DTYPES:
         raise OptionError(f"--draft-dtype {dtype} is not known; choose from {', '.join(DTYPES)}")
-    if drafts is not None and not 0 <= drafts <= MOST_DRAFTS:
-        raise OptionError(f"--drafts {drafts} is not possible; choose auto or 0 to {MOST_DRAFTS}")
+    if drafts is not None and not 0 <= drafts <= possible:
+        raise OptionError(f"--drafts {drafts} is not possible; choose auto or 0 to {possible}")
     if drafts and isinstance(head, str) and not suffix:
         raise OptionError(
             f"--drafts {drafts}: {head}; build with --drafts 0, with --draft-suffix, or from a "
@@ -88,19 +92,26 @@ def decide(
         )
     if drafts == 0 or isinstance(head, str):
         given = [("--draft-dtype", dtype != "auto"), ("--draft-vocab", requested.vocab != "auto")]
-        given += [("--draft-suffix", suffix > 0)] if drafts == 0 else []
+        given += [("--draft-suffix", suffix > 0), ("--drafter", block > 0)] if drafts == 0 else []
         if asked := [name for name, is_given in given if is_given]:
             why = "--drafts is 0" if drafts == 0 else head
             raise OptionError(f"{asked[0]}: {why}, so nothing drafts; leave it out")
     most = DEFAULT if drafts is None else drafts
-    if suffix and drafts is None:
-        most = MOST_DRAFTS  # what followed a match is right for long, or not at all
+    if (suffix or block) and drafts is None:
+        most = possible  # what followed a match is right for long, or not at all
     if drafts == 0:
         return DraftPlan(0)
     if isinstance(head, str):
         how = "the text alone drafts" if suffix else "built without drafts"
         return DraftPlan(most if suffix else 0, notes=(f"{head}: {how}",))
-    if drafts is None and not gpu and dtype == "auto" and requested.vocab == "auto" and not suffix:
+    if (
+        drafts is None
+        and not gpu
+        and not block
+        and dtype == "auto"
+        and requested.vocab == "auto"
+        and not suffix
+    ):
         return DraftPlan(0, notes=(LEFT_OUT,))
     if dtype == "auto":
         dtype = "nvfp4" if head.nvfp4 and gpu else "checkpoint"

@@ -74,6 +74,7 @@ class Options:
     drafts: int | None = None  # of a round at most, 0 for none
     draft_dtype: str = "auto"  # how the draft head is stored
     draft_vocab: Vocab = "auto"  # ids that it drafts from
+    drafter: str | None = None  # folder of a block drafter, in place of the head
     draft_suffix: int = 0  # fewest ids of a match from which text is drafted, 0 for none
     mlp_activations: str = "auto"  # of NVFP4 MLPs in prefill: bf16 as they are, or fp8
     activation: str = "auto"  # f32 on the CPU, bf16 on a GPU; bf16 on the CPU to check a GPU's
@@ -324,8 +325,7 @@ def _buckets(
     if gpu and decode is None:
         decode = fine_decode_rows(limits.max_seqs)
     if gpu is None and verify is None:
-        most = limits.max_seqs
-        rows = decode_rows(most) if decode is None else (*decode, most)
+        rows = decode_rows(limits.max_seqs) if decode is None else (*decode, limits.max_seqs)
         verify = cpu_rounds(rows, limits.drafts)
     return bucket_sizes(decode, prefill, limits, verify, vision)
 

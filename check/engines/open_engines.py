@@ -20,7 +20,7 @@ from spark_engine.check.engines.reference import ReferenceExecutor
 from spark_engine.check.verdicts.defined_values import HEAD
 from spark_engine.engine_file import MANIFEST, EngineFolder, open_folder, read_manifest
 from spark_engine.errors import InternalError, OptionError
-from spark_engine.interface import DECODE, PREFILL, drafts_of
+from spark_engine.interface import BLOCK_DRAFTER, DECODE, PREFILL, drafts_of
 from spark_engine.manifest import Bucket, Manifest
 from spark_engine.plugins.formats.nvfp4 import W4A8
 from spark_engine.progress import Say
@@ -109,6 +109,11 @@ def build_twin(
     """
     manifest = folder_of(engine).manifest
     limits = manifest.limits
+    if any(state.spec.name.startswith(BLOCK_DRAFTER) for state in manifest.states):
+        raise OptionError(
+            f"{manifest.name} has a block drafter, which is no part of {checkpoint}: build it for "
+            "the CPU with the same --drafter, and give that engine to --against"
+        )
     decode, prefill = (
         tuple(b.tokens for b in manifest.buckets if b.family == family)
         for family in (DECODE, PREFILL)

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from spark_engine.interface import HEADS
 from spark_engine.manifest import StateInfo
 from spark_engine.operand import Completes
 from spark_engine.plugins.registry import OPS
@@ -152,7 +153,7 @@ def _live_slots(buffers: Buffers) -> NDArray[np.int64]:
 def _page_tokens(name: str, buffers: Buffers) -> NDArray[Any]:
     """[tokens, kv_heads, D]: every position of every live sequence so far."""
     pages, table = buffers[name], buffers["page_table"]
-    after = ends(buffers) if name.startswith(HEAD) else buffers["starts"] + buffers["counts"]
+    after = ends(buffers) if name.startswith(HEADS) else buffers["starts"] + buffers["counts"]
     found = []
     for slot in _live_slots(buffers):
         length = int(after[buffers["slots"] == slot].max())

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from spark_engine.errors import CheckpointError
+from spark_engine.interface import BLOCK_DRAFTER
 from spark_engine.models.checkpoint.tensor_list import Row, Slice, ValueKind, linears, of_kind
 
 HEAD = "lm_head"
@@ -51,6 +52,8 @@ class Layout:
             name = f"{self.slices[module].module}.{suffix}"
         if name.startswith(DRAFT):
             return self.draft_prefix + name
+        if name.startswith(BLOCK_DRAFTER):
+            return name
         if name.startswith(VISUAL):
             return self.visual_prefix + name
         return (self.head_prefix if name.startswith(HEAD) else self.prefix) + name

@@ -13,6 +13,7 @@ import onnx_graphsurgeon as gs
 
 from spark_engine.interface import drafts_of, id_state
 from spark_engine.models.checkpoint.tensor_list import Linear
+from spark_engine.models.graph.block_drafter import BlockDrafter
 from spark_engine.models.graph.decoder import SAMPLED, Decoder, sampling_attrs, sampling_tables
 from spark_engine.models.graph.draft_head import DraftHead
 from spark_engine.models.graph.writer import Writer, state_out
@@ -29,7 +30,7 @@ class DraftRound:
     None: all ids."""
 
     network: Decoder
-    head: DraftHead | None
+    head: DraftHead | BlockDrafter | None
     shortlist: tuple[int, ...] | None
 
     def write(self, w: Writer, debug: bool) -> None:
@@ -51,9 +52,13 @@ class DraftRound:
             w.output(tensor)
         state = w["drafts"]
         with w.over([w["slots"], starts, accepted]):
-            if self.head:
+            if isinstance(self.head, BlockDrafter):
+                self.head.fill(w)
+            elif self.head:
                 x, pages = self._fill(w, self.head, sampled[0], hidden, last=not drafts)
-        if drafts and self.head:
+        if drafts and isinstance(self.head, BlockDrafter):
+            state = self._draft_block(w, self.head, ids, accepted, debug)
+        elif drafts and isinstance(self.head, DraftHead):
             x = w.one("last_rows", [x, accepted], "draft.last", tile=w.tile)
             state = self._draft(w, self.head, x, pages, [draft_starts, certain], debug)
         if w.limits.suffix:
@@ -65,7 +70,9 @@ class DraftRound:
         x = self.network.write(w, debug)
         if w.limits.suffix:
             _store_ids(w, w["token_ids"])
-        if self.head is None:
+        if isinstance(self.head, BlockDrafter):
+            self.head.fill(w)
+        if not isinstance(self.head, DraftHead):
             return
         hidden = self.network.normed(w, x, "hidden")
         if debug:
@@ -110,7 +117,29 @@ class DraftRound:
                     x = head.input(w, token, y, embedding)
         return state
 
-    def _logits(self, w: Writer, own: DraftHead, y: gs.Variable, debug: bool) -> gs.Variable:
+    def _draft_block(
+        self,
+        w: Writer,
+        drafter: BlockDrafter,
+        ids: gs.Variable,
+        accepted: gs.Variable,
+        debug: bool,
+    ) -> gs.Variable:
+        """The state with the next round's drafts, made in one pass."""
+
+        def logits(z: gs.Variable) -> tuple[gs.Variable, list[gs.Variable]]:
+            made = self._logits(w, drafter, z, debug)
+            if debug:
+                w.output(z)
+                w.output(made)
+            return made, [] if self.shortlist is None else [self._shortlist(w)]
+
+        embedding = self.network.embedded(w)
+        return drafter.draft(w, ids, accepted, embedding, logits, last=not w.limits.suffix)
+
+    def _logits(
+        self, w: Writer, own: DraftHead | BlockDrafter, y: gs.Variable, debug: bool
+    ) -> gs.Variable:
         """f32 [rows, V], or of the ids that may be drafted, or of those that a rank has."""
         if self.shortlist is None:
             # A debug output has all ids, also with ranks.

@@ -17,6 +17,7 @@ from spark_engine.models.checkpoint.files import Checkpoint
 from spark_engine.models.checkpoint.layout import Layout
 from spark_engine.models.checkpoint.quant_table import QuantTable
 from spark_engine.models.checkpoint.tensor_list import Linear, Row, ValueKind
+from spark_engine.models.config.drafter_config import DrafterConfig
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.weights import recipes
 from spark_engine.models.weights.shards import Shards
@@ -40,6 +41,7 @@ class Model:
         draft_note: the reason why there is no draft head; "" if there is one.
         vision_note: the reason why there is no vision tower; "" if there is one.
         vision: how images are resized and what tokens they have; None without a tower.
+        drafter: a block drafter in place of the draft head; its tensors are among the others.
         checkpoint: the open files; None if only the configs are present.
         generation: generation_config.json; {} where absent.
         shards: how ranks share the tensors; then `config` has the sizes of one rank, and all other
@@ -59,6 +61,7 @@ class Model:
     shards: Shards = Shards()
     vision_note: str = "only the configs are known"
     vision: VisionInfo | None = None
+    drafter: DrafterConfig | None = None
 
     @property
     def has_drafts(self) -> bool:

@@ -15,12 +15,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 from spark_engine.errors import InternalError, OptionError, RequestError
-from spark_engine.interface import DECODE, DRAFT_HEAD, PREFILL, PREFILL_TILE, verify_family
+from spark_engine.interface import DECODE, HEADS, PREFILL, PREFILL_TILE, verify_family
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.constraint import Grammars
 from spark_engine.runtime.engine.disk.cache_folder import CacheFolder
 from spark_engine.runtime.engine.disk.disk_cache import DISK_BYTES, DiskCache
-from spark_engine.runtime.engine.draft_counts import MTP, DraftCounts
+from spark_engine.runtime.engine.draft_counts import DraftCounts
 from spark_engine.runtime.engine.load import GIB, Loaded, load
 from spark_engine.runtime.engine.masks import Masks
 from spark_engine.runtime.engine.policy.pacing import BALANCED, PrefillPolicy
@@ -189,7 +189,7 @@ class Engine:
         if constraint is not None:
             state = ConstraintState(constraint, self.loaded.limits.vocab, stops, drafts)
         counted = params.draft_counts and self.drafts
-        own = {MTP: DraftCounts.zeros(self.drafts)} if counted else None
+        own = {self.scheduler.sizes.source: DraftCounts.zeros(self.drafts)} if counted else None
         seq = Sequence(request_id, request, limit, stops, seed, drafts, state, by_source=own)
         self.scheduler.check_queue(0 if self._disk is None else len(self._disk.waiting))
         if self._disk is None or not self._disk.hold(seq):
@@ -341,6 +341,7 @@ class Engine:
     def _sizes(self) -> EngineSizes:
         loaded, limits, store = self.loaded, self.loaded.limits, self.memory.store
         most = limits.max_seqs * store.slot_bytes + limits.pages * store.page_bytes
+        heads = [h for h in HEADS if any(s.spec.name.startswith(h) for s in loaded.states)]
         return EngineSizes(
             slots=limits.max_seqs,
             pages=limits.pages,
@@ -359,5 +360,6 @@ class Engine:
             invariant=loaded.invariant,
             fixed=self.options.fixed_drafts,
             image_rows=limits.image_rows,
-            headless=not any(s.spec.name.startswith(DRAFT_HEAD) for s in loaded.states),
+            headless=not heads,
+            source=(heads or HEADS)[0].removesuffix("."),
         )

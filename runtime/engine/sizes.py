@@ -11,7 +11,7 @@ class EngineSizes:
     time. `verify`: the buckets of rounds of 1, 2, … drafts; `fixed`: each round has as many drafts
     as possible. `snapshots`: rows of `snapshot_bytes` for the prefix cache; `cache_bytes`: its
     budget, 0 for none. `image_rows`: of the pool of images, 0 for none. `headless`: no draft head;
-    rounds draft from the text alone.
+    rounds draft from the text alone. `source`: the name of the head in counts of drafts.
     """
 
     slots: int
@@ -32,3 +32,4 @@ class EngineSizes:
     fixed: bool = False
     image_rows: int = 0
     headless: bool = False
+    source: str = "mtp"

@@ -25,7 +25,7 @@ import numpy as np
 
 from spark_engine.errors import InternalError
 from spark_engine.interface import PREFILL, drafts_of
-from spark_engine.runtime.engine.draft_counts import MTP, BySource, DraftCounts
+from spark_engine.runtime.engine.draft_counts import BySource, DraftCounts
 from spark_engine.runtime.engine.masks import EndedSequences, Masks
 from spark_engine.runtime.engine.plan import Batch, StepPlan
 from spark_engine.runtime.engine.policy.draft_depth import Ints
@@ -106,11 +106,11 @@ class Loop:
         self.scheduler = scheduler
         self._trace = trace or NoTrace()
         self.counts = Counts()
-        self._most_drafts = len(scheduler.sizes.verify)
+        self._most_drafts, self._source = len(scheduler.sizes.verify), scheduler.sizes.source
         self.counts.drafts_by_position = [0] * self._most_drafts
         self.counts.accepted_by_position = [0] * self._most_drafts
         if self._most_drafts:
-            self.counts.by_source = {MTP: DraftCounts.zeros(self._most_drafts)}
+            self.counts.by_source = {self._source: DraftCounts.zeros(self._most_drafts)}
         self._memory = memory
         self._executors = executors
         self._masks = masks
@@ -309,7 +309,7 @@ class Loop:
             counts.sampled += 1
             seq.accepted += draft > 0
             if draft and seq.by_source is not None:
-                seq.by_source[MTP].kept[draft - 1] += 1
+                seq.by_source[self._source].kept[draft - 1] += 1
             known, reason = seq.tokens, None
             known.append(token)
             if token in seq.stop_ids or len(known) >= seq.limit:
@@ -354,7 +354,7 @@ class Loop:
             seq.unverified -= most
             seq.drafted += most
             if seq.by_source is not None:
-                seq.by_source[MTP].reach(most)
+                seq.by_source[self._source].reach(most)
         self._count_drafts(batch, offered, kept)
         index = np.arange(1 + drafts_of(batch.family))
         seqs = [s for s, n in zip(batch.seqs, accepted.tolist(), strict=True) for _ in range(n)]
@@ -370,7 +370,7 @@ class Loop:
             return
         offered, kept, counts = offered[live], kept[live], self.counts
         self.scheduler.depth.observe(slots[live], offered, kept)
-        counts.by_source[MTP].add(offered, kept)
+        counts.by_source[self._source].add(offered, kept)
         DraftCounts(counts.drafts_by_position, counts.accepted_by_position).add(offered, kept)
 
 

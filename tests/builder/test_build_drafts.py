@@ -14,10 +14,12 @@ from spark_engine.builder.plan.options import Options, resolve
 from spark_engine.builder.report import BuildReport
 from spark_engine.errors import OptionError
 from spark_engine.manifest import Manifest
+from spark_engine.models.drafter import with_drafter
 from spark_engine.models.open_model import open_model
 from tests.builder.bucket_steps import SLOTS, Arrays, Engine
 from tests.checkpoint_files import FORMATS
 from tests.checkpoints import write_checkpoint
+from tests.models.drafters import write_drafter
 
 HEAD = {"mtp_num_hidden_layers": 1}
 SMALL: dict[str, Any] = {"decode": (1,), "prefill": (128,), "max_seqs": 3, "max_context": 128}
@@ -242,3 +244,28 @@ def test_drafts_change_no_token(tmp_path: Path, checkpoint: Path, fuse: bool) ->
         kept: list[int] = []
         assert spoken(made, opened(tmp_path / "drafting"), 30, counts, kept) == words
         assert len({*kept}) >= {1: 1, 4: 3}[max(counts)], "some drafts hold, and some do not"
+
+
+@pytest.mark.parametrize("dtype", ["checkpoint", "nvfp4", "fp8"])
+def test_fusions_of_a_block_drafter(tmp_path: Path, dtype: str) -> None:
+    """Of each of two layers k and v of the fill; q, k and v, and the MLP's gate and up, of a block.
+    A quantiser is alone behind the block's ops, which do not quantise."""
+    written = write_checkpoint(tmp_path / "model")
+    plain = open_model(written.path)
+    sizes = {"head_dim": 64, "intermediate_size": 128}  # whole blocks of FP8 scales
+    drafter = write_drafter(tmp_path / "drafter", written.config, **sizes)
+    model = with_drafter(plain, drafter)
+    wishes = {**SMALL, "drafts": 2, "verify": ((1, 2),), "draft_dtype": dtype}
+    plan = resolve(Options(**wishes), facts_of(model))
+    alone = resolve(Options(**SMALL), facts_of(plain))
+    assert facts_of(model).weight_bytes > facts_of(plain).weight_bytes
+    for family in ("decode", "prefill", "verify_k2"):
+        graph = lower(model, plan, family)
+        done = rewrite_graph(model, plan, graph)
+        verify_all({family: graph}, plan, "rewritten")
+        bare = "decode" if family == "verify_k2" else family
+        network = rewrite_graph(plain, alone, lower(plain, alone, bare)).counts
+        added = done.counts["merge_projections"] - network["merge_projections"]
+        assert done.refusals == () and added == (6 if family == "verify_k2" else 2)
+        left = [n.name for n in graph.graph.nodes if n.op in QUANTISERS]
+        assert bool(left) == (dtype == "fp8") and all("dflash." in name for name in left)

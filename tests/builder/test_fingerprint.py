@@ -75,6 +75,15 @@ def test_every_file_of_the_checkpoint_that_an_engine_holds_counts(tmp_path: Path
         assert before.plugins == after.plugins and before.options == after.options
 
 
+def test_every_file_of_a_drafter_counts(tmp_path: Path) -> None:
+    checkpoint, drafter = (write(tmp_path / name, CHECKPOINT[:2]) for name in ("model", "drafter"))
+    options = Options(target="cpu", drafter=str(drafter))
+    for name in CHECKPOINT[:2]:
+        before = fingerprint(checkpoint, options)
+        change(drafter / name)
+        assert before.checkpoint != fingerprint(checkpoint, options).checkpoint, name
+
+
 def test_all_sources_of_a_package_are_found() -> None:
     found = module._sources(plugins.__file__)
     tracked = files("plugins/*.py", "plugins/*.cu", "plugins/*.cuh")

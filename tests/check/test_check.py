@@ -32,10 +32,11 @@ from spark_engine.check.verdicts.thresholds import thresholds_for
 from spark_engine.engine_file import MANIFEST, read_manifest
 from spark_engine.errors import InternalError, OptionError
 from spark_engine.interface import STATE_OUT, Precision
+from spark_engine.manifest import StateInfo
 from spark_engine.progress import Progress
 from spark_engine.runtime.executors.executor import Executor, Specs, Wait
 from spark_engine.runtime.executors.memory import EngineMemory, HostStates
-from spark_engine.tensors import DType
+from spark_engine.tensors import DType, TensorSpec
 from tests.check.faulty_engines import corrupt, scaled
 from tests.checkpoints import write_checkpoint
 
@@ -172,6 +173,18 @@ def test_a_twin_rounded_to_bf16_is_near_and_not_equal(
     figures = {f.name: f.figures for f in level.findings}
     assert level.passed, level.first
     assert 1e-4 < figures["logits"]["rel_l2"] and 1e-4 < figures["layers.0.conv_state"]["rel_l2"]
+
+
+def test_an_engine_with_a_block_drafter_names_its_remedy(
+    nvfp4: tuple[Path, Path], tmp_path: Path
+) -> None:
+    checkpoint, engine = nvfp4
+    one, manifest = open_engine(engine), read_manifest(engine)
+    pages = StateInfo(TensorSpec("dflash.layers.0.k_pages", DType.F32, (2, 2, 2, 2)), "page")
+    drafting = replace(manifest, states=(*manifest.states, pages))
+    like = replace(one, folder=replace(folder_of(one), manifest=drafting))
+    with pytest.raises(OptionError, match="with the same --drafter, and give that engine"):
+        build_twin(checkpoint, like, tmp_path, _quiet, True)
 
 
 def test_an_altered_block_shows_among_rounded_activations(

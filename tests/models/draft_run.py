@@ -97,7 +97,10 @@ class DraftRun:
         self.tokens += [*fed[1:accepted], int(made["next_tokens"][first + accepted - 1])]
         self.held, self.placed = drafts, True
         assert made["ok"][first : first + count].all()
-        found = [made[f"draft.{i}.logits"][ROW] for i in range(drafts)]
+        if "draft.logits" in made:  # of a block's tokens, of which the first drafts nothing
+            found = [*made["draft.logits"][first + 1 : first + tile]]
+        else:
+            found = [made[f"draft.{i}.logits"][ROW] for i in range(drafts)]
         drafted = [int(t) for t in self.engine.states["drafts"][self.slot][:drafts]]
         return Round(
             fed, accepted, made["logits"][first : first + accepted], drafted, np.array(found)

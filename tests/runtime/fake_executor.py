@@ -45,6 +45,7 @@ EOS = (3, 7)
 VISION_INFO = VisionInfo(16, 2, 1024, 16 * 1024, (0.5,) * 3, (0.5,) * 3, VOCAB - 1, 1, 2)
 TOWERS = (6, 16)  # rows of the tower's buckets
 HEADLESS = 1  # `limits.suffix` of fakes without a draft head
+BLOCKS = 4  # `limits.top_logprobs` of fakes with a block drafter in its place
 _WORD = (1 << 64) - 1
 _TABLES = ("prompt_lens", "sampling_f", "sampling_i", "bias_ids", "bias_values")
 _WEIGHTS = (3, 0x1F123BB5)  # of a token and its position
@@ -56,7 +57,8 @@ def fake_states(limits: Limits) -> tuple[StateInfo, ...]:
 
     With drafts the recurrent ones are rings by position, from which a rejected token is never
     read: `conv_state` the latest tokens, `gdn_ring` those behind `gdn_state`, which is that before
-    the position in the ring's last record. The head's pages hold the token after each position.
+    the position in the ring's last record. The head's pages hold the token after each position, a
+    block drafter's the token at it.
     """
     rows, pages, drafts = limits.sequence_rows, limits.pages + 1, limits.drafts
     seq = [
@@ -67,13 +69,18 @@ def fake_states(limits: Limits) -> tuple[StateInfo, ...]:
     if drafts:
         seq.append(TensorSpec("layers.0.gdn_ring", DType.I64, (rows, drafts + 2, 2)))
     if drafts and limits.suffix != HEADLESS:
-        paged.append("mtp.k_pages")
+        paged.append(head_pages(limits))
     kv = [TensorSpec(name, DType.I64, (pages, limits.page_size, 2)) for name in paged]
     kv += [id_state(limits)] if limits.suffix else []
     images = [TensorSpec(IMAGE_ROWS, DType.I64, (limits.image_rows + 1, 1))]
     units = (SLOT, common_states(limits)), (SEQUENCE, seq), (PAGE, kv)
     units += ((IMAGE, images),) if limits.image_rows else ()
     return tuple(StateInfo(spec, unit) for unit, specs in units for spec in specs)
+
+
+def head_pages(limits: Limits) -> str:
+    """The pages of the draft head, or of a block drafter."""
+    return "dflash.k_pages" if limits.top_logprobs == BLOCKS else "mtp.k_pages"
 
 
 @dataclass
@@ -308,7 +315,8 @@ class DraftingExecutor(FakeExecutor):
     ) -> None:
         super().__init__(limits, family, rows, device, poison_rate)
         self._taps, self._records = 3 + limits.drafts, 1 + limits.drafts
-        self._head = limits.suffix != HEADLESS
+        self._head, self._pages = limits.suffix != HEADLESS, head_pages(limits)
+        self._block = limits.top_logprobs == BLOCKS
 
     def _row(self, b: Mapping[str, Array], row: int) -> None:
         slot, start, count = (int(b[n][row]) for n in ("slots", "starts", "counts"))
@@ -336,7 +344,8 @@ class DraftingExecutor(FakeExecutor):
         b["positions"][slot] = start + accepted
         where = start + accepted, sampled[accepted - 1], pasts[accepted - 1], int(turns[0])
         if self._head:
-            self._append(b, "mtp.k_pages", slot, start, sampled[:accepted], turns)
+            known = ids if self._block else sampled
+            self._append(b, self._pages, slot, start, known[:accepted], turns)
             self._draft(b, slot, *where)
         if self._limits.suffix:
             self._store(b, slot, start, ids[:accepted])
@@ -353,7 +362,8 @@ class DraftingExecutor(FakeExecutor):
             after = self._sample(b, slot, row, past, start + len(ids))
             b["last_tokens"][slot] = after
         if self._head:
-            self._append(b, "mtp.k_pages", slot, start, [*ids[1:], after], turns)
+            known = ids if self._block else [*ids[1:], after]
+            self._append(b, self._pages, slot, start, known, turns)
         if self._limits.suffix:
             self._store(b, slot, start, ids)
 
@@ -426,7 +436,10 @@ class DraftingExecutor(FakeExecutor):
         said = [token]
 
         def steps(at: int) -> bool:
-            """The chain reads and writes the position before that of the token it starts from."""
+            """The chain reads and writes the position before that of the token it starts from; a
+            block writes none."""
+            if self._block:
+                return knows
             page = self._page(table, at - 1)
             b["mtp.k_pages"][page, (at - 1) % size] = said[-1], at - 1 + turn
             return knows and page >= 0
@@ -468,8 +481,11 @@ class DraftingExecutor(FakeExecutor):
         return int(table[index]) if index < len(table) else -1
 
     def _head_knows(self, b: Mapping[str, Array], slot: int, length: int, token: int) -> bool:
-        """Whether the head's pages pair every position with the token after it."""
+        """Whether the head's pages pair every position with the token after it, or a block
+        drafter's with its own."""
         places = self._places(b, slot, np.arange(length))
+        if self._block:
+            return bool((b[self._pages][places] == b["layers.1.k_pages"][places]).all())
         tokens, at = b["layers.1.k_pages"][places].T
         after = [*tokens[1:].tolist(), token]
         return bool((b["mtp.k_pages"][places] == np.stack([after, at], 1)).all())

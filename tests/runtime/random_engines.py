@@ -15,6 +15,7 @@ from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.tensors import Array
 from tests.checkpoints import write_checkpoint
+from tests.models.drafters import write_drafter
 from tests.runtime.engine.invariants import check_engine, check_idle
 from tests.runtime.fake_executor import free_rows
 
@@ -26,11 +27,20 @@ OPTIONS = Options(
 
 
 def load_random(
-    folder: Path, format: str, moe: bool, options: Options = OPTIONS, head: bool = False
+    folder: Path,
+    format: str,
+    moe: bool,
+    options: Options = OPTIONS,
+    head: bool = False,
+    drafter: bool = False,
 ) -> Loaded:
-    """Writes, builds and opens one random checkpoint; with a draft `head` if it is to have one."""
+    """Writes, builds and opens one random checkpoint; with a draft `head` if it is to have one, or
+    with a block `drafter`."""
     wanted = {"mtp_num_hidden_layers": 1} if head else {}
     written = write_checkpoint(folder / "checkpoint", wanted, format=format, moe=moe)
+    if drafter:
+        made = write_drafter(folder / "drafter", written.config, sliding_window=100)
+        options = replace(options, drafter=str(made))
     build(written.path, folder / "engine", options, lambda text: None)
     return load(folder / "engine", threads=1)
 

@@ -1,4 +1,4 @@
-"""Planner of round_rows, accept_drafts, shift_ids and store_ids, which begin and end a round.
+"""Planner of the ops that begin and end a round, and of block_rows.
 
 A kernel's arguments are all operands and results of its op, then the number of threads with work.
 """
@@ -20,6 +20,9 @@ ACCEPT = Kernel(
 )
 SHIFT = Kernel("shift_ids", "token_ids next_ids sampled counts ids count")
 STORE = Kernel("store_ids", "ids page_table slots starts counts id_pages_out count")
+BLOCK = Kernel(
+    "block_rows", "last_tokens positions slots counts ids block_starts block_counts count"
+)
 
 
 def _cost(node: Node) -> float:
@@ -50,7 +53,13 @@ def _plan_store(node: Node) -> Plan:
     return _plan(STORE, node, node.dim("tokens"), **more)
 
 
+def _plan_block(node: Node) -> Plan:
+    tokens = node.dim("rows") * node.number("tile")
+    return _plan(BLOCK, node, tokens, MASK=node.number("mask"))
+
+
 ROUND_ROWS = (Candidate("tokens", SOURCE, _plan_rows, _cost),)
 ACCEPT_DRAFTS = (Candidate("rows", SOURCE, _plan_accept, _cost),)
 SHIFT_IDS = (Candidate("tokens", SOURCE, _plan_shift, _cost),)
 STORE_IDS = (Candidate("tokens", SOURCE, _plan_store, _cost),)
+BLOCK_ROWS = (Candidate("tokens", SOURCE, _plan_block, _cost),)

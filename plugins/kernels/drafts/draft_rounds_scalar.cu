@@ -1,9 +1,9 @@
-// The ops that begin and end a round: round_rows, shift_ids and store_ids, a thread a token;
-// accept_drafts, a thread a row. All loads of a thread but those of states are in flight together.
-// The time is that of a launch and two memory latencies, so one form serves all sizes
+// The ops that begin and end a round: round_rows, shift_ids, store_ids and block_rows, a thread a
+// token; accept_drafts, a thread a row. All loads of a thread but those of states are in flight
+// together. The time is that of a launch and two memory latencies, so one form serves all sizes
 // (benchmarks/log/sampling/draft_rounds.md).
 // Macros: TILE (tokens of a row), THREADS, DRAFTS (of a slot; round_rows), VOCAB (accept_drafts);
-// PAGE (tokens of one), PAGES (of a slot), IDS (vocabulary; store_ids).
+// PAGE (tokens of one), PAGES (of a slot), IDS (vocabulary; store_ids); MASK (an id; block_rows).
 #include "common/ptx.cuh"
 
 #define INDEX (blockIdx.x * THREADS + threadIdx.x)
@@ -73,6 +73,22 @@ extern "C" __global__ void store_ids(const int* ids, const int* table, const int
   if (slot < 0 || j >= counts[row]) return;
   const i64 page = table[(i64)slot * PAGES + position / PAGE];
   pages[page * PAGE + position % PAGE] = (u32)id < IDS ? id : -1;
+}
+#elif defined(MASK)
+// The slot's last token and masks behind it, from the slot's position on.
+extern "C" __global__ void block_rows(const int* last, const int* positions, const int* slots,
+                                      const int* counts, int* ids, int* block_starts,
+                                      int* block_counts, int n) {
+  wait_for_previous();
+  launch_dependents();
+  const int at = INDEX, row = at / TILE;
+  if (at >= n) return;
+  const int slot = slots[row];
+  const bool live = slot >= 0 && counts[row] > 0;
+  ids[at] = !live ? 0 : at % TILE ? MASK : last[slot];
+  if (at % TILE) return;
+  block_starts[row] = live ? positions[slot] : 0;
+  block_counts[row] = live ? TILE : 0;
 }
 #else
 // The id after each token; after a row's last token the host's, or the token sampled there.

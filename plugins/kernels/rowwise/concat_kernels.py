@@ -1,4 +1,4 @@
-"""Planner of the standard Concat of projections that no rule merged."""
+"""Planner of the standard Concat: projections that no rule merged, and a block drafter's taps."""
 
 import math
 
@@ -6,7 +6,7 @@ from spark_engine.kernel import Plan
 from spark_engine.plugins.kernels.common import row_quant as rq
 from spark_engine.plugins.launch import Candidate, Kernel, Node, standard
 
-PARTS = 4
+PARTS = 8
 THREADS = 256
 WIDEST = 16  # bytes of one access
 

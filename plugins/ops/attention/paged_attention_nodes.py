@@ -67,6 +67,16 @@ def turned_keys(f: Text, s: Sizes, rows: Rows, k: str, longest: int, node: Named
     return rotate(f, k, cos, sin, node.dim("R/2"), s.dim)
 
 
+def block_turns(
+    f: Text, s: Sizes, rows: Rows, heads: tuple[str, str], longest: int, node: Named
+) -> tuple[str, str]:
+    """q and k [rows,tile,heads,D] of a block, normalised and rotated as in `project`."""
+    _, cos, sin = _turns(f, s, rows, longest, node)
+    eps, half = node.real("eps"), node.dim("R/2")
+    q, k = (_normed(f, x, w, eps) for x, w in zip(heads, ("q_norm", "k_norm"), strict=True))
+    return rotate(f, q, cos, sin, half, s.dim), rotate(f, k, cos, sin, half, s.dim)
+
+
 def _turns(f: Text, s: Sizes, rows: Rows, longest: int, node: Named) -> tuple[str, str, str]:
     """(legal positions int64 [rows,tile], cosines and sines f32 [rows,tile,1,R/2])."""
     at = f("Clip", positions(f, rows, s.tile), 0, longest - 1)

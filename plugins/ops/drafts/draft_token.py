@@ -23,13 +23,13 @@ from spark_engine.tensors import Array, DType, TensorSpec
 NO_ID = 1 << 30
 
 
-def _ascending(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
+def ascending(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
     return np.arange(dims[0], dtype=np.int32)
 
 
 OPERANDS = (
     operands.x("f32[rows,Vd]", name="logits"),
-    Operand("shortlist", Role.WEIGHT, "i32[Vd]", When("shortlist"), fill=_ascending),
+    Operand("shortlist", Role.WEIGHT, "i32[Vd]", When("shortlist"), fill=ascending),
     rounds.DRAFTS,
     *operands.ROWS,
 )

@@ -140,6 +140,20 @@ def test_what_cannot_be(
         decide(DraftRequest(requested, dtype, vocab), head, IDS, gpu=H200)
 
 
+def test_a_block_drafter_drafts_all_but_one_of_its_block() -> None:
+    head = HeadFacts(512, block=6)
+    for gpu in (None, H200):
+        made = decide(DraftRequest(), head, IDS, gpu)
+        assert made.drafts == 5 and made.head is not None and made.notes == ()
+    assert decide(DraftRequest(2), head, IDS, H200).drafts == 2
+    assert decide(DraftRequest(suffix=6), head, IDS, None).drafts == 5
+    assert decide(DraftRequest(), replace(head, block=16), IDS, H200).drafts == 7
+    with pytest.raises(OptionError, match="--drafts 6 is not possible; choose auto or 0 to 5"):
+        decide(DraftRequest(6), head, IDS, None)
+    with pytest.raises(OptionError, match="--drafter: --drafts is 0, so nothing drafts"):
+        decide(DraftRequest(0), head, IDS, None)
+
+
 def test_parse_drafts() -> None:
     assert parse_drafts("auto") is None and parse_drafts("0") == 0 and parse_drafts("7") == 7
     for text in ("", "-1", "two", "1.0"):

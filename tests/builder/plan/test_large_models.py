@@ -19,6 +19,7 @@ from spark_engine.models.checkpoint.tensor_list import linears  # noqa: E402
 from spark_engine.models.families.registry import family_of, read_config  # noqa: E402
 from tests.checkpoint_files import quantisation_configs  # noqa: E402
 from tests.models import nvidia_configs  # noqa: E402
+from tests.repository import ROOT  # noqa: E402
 
 FORMATS = ("bf16", "fp8", "fp8_block", "nvfp4", "nvfp4_a4", "modelopt_mixed", "published")
 ROWS: dict[str, Any] = {"decode": (1, 128), "prefill": (4096,), "max_seqs": 128, "drafts": 3}
@@ -105,3 +106,19 @@ def test_the_chosen_kernels_of_decode_compile_without_spills(
             assert usage.spills == 0, (choice.tactic.name, usage)
             assert usage.shared + cubin.launched(launch).shared <= target.shared_bytes
             assert launch.block[0] * usage.registers <= 65536, (choice.tactic.name, usage)
+
+
+@TO_EACH_TARGET
+def test_the_published_drafter_of_the_27b_has_kernels(target: Target) -> None:
+    """Its configs are drawn with those of the network that it drafts for."""
+    sizes = {"decode": (1, 8), "prefill": (2048,), "verify": ((1, 7), (8, 7)), "drafts": 7}
+    drafter = str(ROOT / "benchmarks" / "configs" / "qwen38-27b-dflash2")
+    wanted = options(target.name, **sizes, max_seqs=8, drafter=drafter)
+    found = {(d.size.family, d.size.rows) for d in decided_of("27b:nvfp4", wanted)}
+    assert found == {
+        ("decode", 1),
+        ("decode", 8),
+        ("prefill", 32),
+        ("verify_k7", 1),
+        ("verify_k7", 8),
+    }

@@ -1,5 +1,5 @@
-"""Generated traces with drafts on onnxruntime: from the text, a head, a head with a shortlist and
-both, in rounds of any k. Every request gets its undrafted tokens."""
+"""Generated traces with drafts on onnxruntime: from the text, a head with a shortlist, a block
+drafter, and several of these, in rounds of any k. Every request gets its undrafted tokens."""
 
 import random
 from collections.abc import Iterator
@@ -24,10 +24,13 @@ from tests.runtime.random_engines import (
 LISTED = 256  # of 512 ids
 INSIDE, OUTSIDE = range(20, 26), range(300, 306)
 BUILD = replace(OPTIONS, decode=(4,), prefill=(64,), max_seqs=4, verify=((4, 1), (4, 4)), drafts=4)
-KINDS = {  # whether there is a head; fewest ids of a match; ids that the head may draft
+BLOCK = "block"  # a block drafter in place of the head
+KINDS = {  # whether there is a head, or BLOCK; fewest ids of a match; ids that the head may draft
     "text": (False, 3, "auto"),
     "list": (True, 0, LISTED),
     "text and list": (True, 2, LISTED),
+    "block": (BLOCK, 0, "auto"),
+    "block, text and list": (BLOCK, 2, LISTED),
 }
 
 
@@ -41,7 +44,11 @@ def drafting(
 ) -> Iterator[Drafting]:
     head, suffix, vocab = KINDS[request.param]
     options, kept = replace(BUILD, draft_suffix=suffix, draft_vocab=vocab), list[int]()
-    yield load_random(tmp_path_factory.mktemp("drafts"), "f32", False, options, head=head), kept
+    folder, made = (
+        tmp_path_factory.mktemp("drafts"),
+        {"head": head is True, "drafter": head == BLOCK},
+    )
+    yield load_random(folder, "f32", False, options, **made), kept
     assert sum(kept) > 0, "a head of drawn weights is hardly ever right, but drafts"
 
 

@@ -40,7 +40,14 @@ from spark_engine.runtime.executors.memory import Snapshot
 from spark_engine.vision import Image
 from tests.runtime.engine import automaton
 from tests.runtime.engine.invariants import check_engine, check_idle
-from tests.runtime.fake_executor import HEADLESS, VISION_INFO, VOCAB, build_fake, poison_free
+from tests.runtime.fake_executor import (
+    BLOCKS,
+    HEADLESS,
+    VISION_INFO,
+    VOCAB,
+    build_fake,
+    poison_free,
+)
 
 MOST_PASSED = -(-340 // 64)  # tiles that go before those of the longest sequence
 BOUNDED = (
@@ -141,7 +148,7 @@ def traces(draw: st.DrawFn, most_drafts: int = 0) -> Trace:
         vocab=VOCAB,
         page_size=page,
         bias_slots=8,
-        top_logprobs=3,
+        top_logprobs=draw(st.sampled_from((3, BLOCKS))),
         drafts=draw(st.integers(1, most_drafts)) if most_drafts else 0,
         suffix=draw(st.sampled_from((0, HEADLESS, 2))) if most_drafts else 0,
         snapshots=draw(st.sampled_from((0, 1, 2, 5, 30))),
@@ -177,7 +184,7 @@ def forks(draw: st.DrawFn) -> Trace:
         vocab=VOCAB,
         page_size=page,
         bias_slots=8,
-        top_logprobs=3,
+        top_logprobs=draw(st.sampled_from((3, BLOCKS))),
         drafts=drafts,
         snapshots=draw(st.sampled_from((1, 3, 8, 30))),
         suffix=draw(st.sampled_from((0, HEADLESS, 2))) if drafts else 0,
@@ -520,14 +527,19 @@ def test_the_text_drafts_under_page_pressure_and_changes_no_token(
     assert kept[TEXT] > 9 and (kept[HEAD] > 100) == (suffix != HEADLESS), kept
 
 
-def test_drafts_are_kept_as_often_as_the_head_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("top", [5, BLOCKS], ids=["head", "block drafter"])
+def test_drafts_are_kept_as_often_as_the_head_is_right(
+    monkeypatch: pytest.MonkeyPatch, top: int
+) -> None:
     """Three in four of each position, given those before it: what the head reads, its pages and the
     tokens that prefill tells it, is never lost, and a chain may run into the page behind its row.
     """
     # What the fake takes by the clock says nothing of k.
     monkeypatch.setattr(StepCosts, "ran", lambda costs, bucket, microseconds: None)
     for depth, most in ((0, 1), (1, 3), (1, 7)):
-        limits = Limits(4, 340, 199, VOCAB, page_size=8, bias_slots=8, top_logprobs=5, drafts=most)
+        limits = Limits(
+            4, 340, 199, VOCAB, page_size=8, bias_slots=8, top_logprobs=top, drafts=most
+        )
         loaded = build_fake(limits, (1, 2, 4), (1, 2))
         costs = {key: 10.0 + drafts_of(key[0]) / 10 for key in loaded.executors}
         engine = Engine(replace(loaded, costs=costs), EngineOptions(depth=depth))
@@ -547,6 +559,7 @@ def test_drafts_are_kept_as_often_as_the_head_is_right(monkeypatch: pytest.Monke
             assert n / reached == pytest.approx(0.75, abs=1.5 / reached**0.5), (most, i)
         assert sum(event.drafted for event in last.values()) == sum(offered)
         assert sum(event.accepted for event in last.values()) == sum(kept)
+        assert [*counts.by_source] == ["dflash" if top == BLOCKS else "mtp"]
         assert counts.sampled == 12 * 150 and counts.surplus_rows == 0
         assert counts.steps < 12 * 150 / 4 / (1.6, 2.2, 2.6)[(1, 3, 7).index(most)]
 

@@ -19,6 +19,7 @@ from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E4
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams  # noqa: E402
 from spark_engine.runtime.text.tokenizer import Tokenizer  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
+from tests.models.drafters import write_drafter  # noqa: E402
 from tests.repository import ROOT  # noqa: E402
 from tests.runtime.engine.invariants import check_idle  # noqa: E402
 
@@ -39,6 +40,7 @@ Said = dict[int, list[tuple[int, float | None]]]
 
 FORMATS = ("bf16", "fp8_block", "ct_fp8_channel", "nvfp4_a4", "gptq", "ct_int4")
 CASES = ["tiny", *(f"{kind} {format}" for format in FORMATS for kind in ("dense", "moe"))]
+CASES += [f"drafter {dtype}" for dtype in ("checkpoint", "nvfp4", "fp8")]  # a block drafter's
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -46,8 +48,15 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """An engine for this GPU, in buckets of 1, 16 and 64 rows."""
     assert HERE is not None
     made, checkpoint = tmp_path_factory.mktemp("drafts") / "engine", TINY
-    if request.param != "tiny":
-        kind, _, format = request.param.partition(" ")
+    kind, _, format = request.param.partition(" ")
+    drafter: dict[str, str] = {}
+    if kind == "drafter":
+        checkpoint = made.parent / "checkpoint"
+        target = write_checkpoint(checkpoint, {"hidden_size": 256, "intermediate_size": 512}).config
+        sizes = {"intermediate_size": 256, "head_dim": 64, "sliding_window": 100}
+        path = write_drafter(made.parent / "drafter", target, **sizes)
+        drafter = {"drafter": str(path), "draft_dtype": format}
+    elif kind != "tiny":
         checkpoint = made.parent / "checkpoint"
         more: dict[str, int] = {"mtp_num_hidden_layers": 1}
         if format == "fp8_block":  # its producers write blocks of 128 values
@@ -60,8 +69,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         prefill=(256,),
         max_seqs=64,
         max_context=512,
+        drafts=3,
         timing=False,
         invariant=True,
+        **drafter,  # type: ignore[arg-type]
     )
     build(checkpoint, made, options, lambda text: None)
     return made
