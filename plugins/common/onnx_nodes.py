@@ -8,8 +8,8 @@ from itertools import count
 
 import numpy as np
 
-from spark_engine.op import DOMAIN, Body
-from spark_engine.tensors import Array, DType
+from spark_engine.op import DOMAIN, Attrs, Body
+from spark_engine.tensors import Array, DType, TensorSpec
 
 OPSET = 23
 DOUBLE = 11  # onnx.TensorProto.DOUBLE: only for values within bodies
@@ -150,4 +150,9 @@ def identity(op: str) -> Body:
     f = Text()
     f("Identity", "x", out="y")
     text = f.function(op, ("x",), ("y",))
-    return lambda attrs, specs: text
+
+    def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+        """y = x."""
+        return text
+
+    return body

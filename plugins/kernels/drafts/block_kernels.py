@@ -85,5 +85,5 @@ def _cost_path(node: Node) -> float:
 
 
 CONV = (Candidate("columns", "drafts/block_conv_fma.cu", _plan_conv, _cost_conv, _refuse_conv),)
-TOP_IDS = (Candidate("parts", "drafts/top_ids_select.cu", _plan_top, _cost_top, _refuse_top),)
+TOP_IDS = (Candidate("parts", "drafts/top_ids_fma.cu", _plan_top, _cost_top, _refuse_top),)
 PATH = (Candidate("rows", "drafts/draft_path_fma.cu", _plan_path, _cost_path, _refuse_path),)
