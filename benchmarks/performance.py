@@ -29,7 +29,7 @@ PAGES = (
 DECODE = RESULTS / "decode"
 DEFAULT = DECODE / "default_h200.json"  # engines as `spark-build` without options makes
 DRAFTS = DECODE / "drafts_h200.json.xz"  # rounds of drafts of chosen acceptances
-LAYOUTS = DECODE / "layouts_h100.json"  # by `time_layouts`
+LAYOUTS = (DECODE / "layouts_h100.json", DECODE / "layouts_h200.json")  # by `time_layouts`
 FITTED = DECODE / "decode_h200.json"  # buckets and context fitted to the benchmark
 RENAMED = {"bench_decode": "time_step", "--npl": "--rows", "--default-build": "--build ''"}
 STATE, THEIR_STATE = "f32", "fp32"
@@ -284,9 +284,10 @@ def kept() -> str:
 
 
 def layouts() -> str:
-    """Steps and prefill of other formats, next to their floors and aims."""
-    found = time_layouts.timed(LAYOUTS)
-    return "\n".join([*time_layouts.table(found), "", *sorted(_cards(found.values()))])
+    """Steps and prefill of other formats, next to their floors and aims; a table for each card."""
+    found = map(time_layouts.timed, LAYOUTS)
+    tables = ([*time_layouts.table(rows), "", *sorted(_cards(rows.values()))] for rows in found)
+    return "\n\n".join(map("\n".join, tables))
 
 
 def machines() -> str:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Pairs = list[tuple["gs.Node", TacticChoice]]
 MOST_SMALL = 256  # the most rows of weights of a projection that runs concurrently with another
 MOST_TOKENS = 128  # of a bucket that is timed in several forms; larger ones have long launches
-UNTIMED_TOKENS = 32  # up to so many, untimed launches begin early: H200, docs/performance.md
+UNTIMED_TOKENS = 32  # up to so many, untimed launches begin early: H200, log/runtime.md
 
 
 def may_gain(bucket: BucketTactics) -> bool:
