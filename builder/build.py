@@ -189,9 +189,8 @@ def in_background(work: Callable[[Event], None], now: bool) -> Iterator[Callable
         yield partial(work, stop)
         return
     with ThreadPoolExecutor(1, "weights") as pool:
-        running = pool.submit(work, stop)
-        try:
-            yield running.result
+        try:  # a signal may come as soon as the work begins
+            yield pool.submit(work, stop).result
         except BaseException:
             stop.set()
             raise

@@ -85,7 +85,7 @@ def conversation(row: dict[str, Any], name: str, longer: int) -> tuple[Turn, ...
             plain["content"], asked = f"{name}: {plain['content']}", True
         if message["role"] == "assistant":
             body = {"model": "m", "tools": row.get("tools"), "messages": messages}
-            found.append(Turn(places(json.dumps(body).encode()), message["max_tokens"], pause))
+            found.append(Turn(places([json.dumps(body).encode()]), message["max_tokens"], pause))
             pause = 0.0
         else:
             pause += message.get("pause_s", 0.0)

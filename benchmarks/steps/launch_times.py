@@ -29,6 +29,7 @@ from spark_engine.device.resources import DeviceResources
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, drafts_of, verify_family
 from spark_engine.kernel import Shape
 from spark_engine.manifest import Manifest
+from spark_engine.plugins.formats.nvfp4 import W4A8
 from spark_engine.runtime.doctor.probe import probe
 
 REPLAYS, READS = 10, 8
@@ -97,6 +98,9 @@ def options_of(manifest: Manifest, listed: bool = False) -> Row:
         "draft_vocab": "full" if limits.drafts and not listed else "auto",
         "kv_dtype": "fp8" if dtypes.kv.itemsize == 1 else str(dtypes.kv),
         "state_dtype": str(dtypes.state),
+        "mlp_activations": "fp8"
+        if W4A8.name in (q.format for q in manifest.quantisation)
+        else "bf16",
     }
 
 

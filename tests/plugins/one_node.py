@@ -57,8 +57,10 @@ def constants(op: Op, attrs: Attrs) -> list[str]:
 
 
 def row_wise(op: Op) -> bool:
-    """Whether every token is on its own: nothing is of a sequence, an image, a slot or a page."""
+    """Whether every token is on its own: nothing is of a sequence, an image, a slot or a page, nor
+    of the tokens before in its row of `tile`."""
     alone = all(o.unit in (None, "token") and o.name != "live" for o in op.operands)
+    alone = alone and not any("tile" in case.attrs for case in op.cases)
     return alone and op.results[0].dims[:1] != ("grouped",)
 
 

@@ -44,6 +44,7 @@ ACCEPTANCES = ((0.55, 0.5, 0.45), (0.8, 0.75, 0.7), (0.92, 0.88, 0.84))  # as `t
 PLANNED = (*MODELS, "27b:nvfp4-a4")  # the last: W4A4 layers, which an H200 cannot run as a GB10
 IMAGES = (34 * 60, 32 * 32, 16 * 16)  # rows of images: the first of a screenshot of 1,920 x 1,088
 NARROW = "bf16"  # states of which decode alone is predicted, as many bytes as the default's, f16
+OLDER = {"mlp_activations": "bf16"}  # of rows that do not say; as builds were by default
 SLOWEST = 3
 LIMIT = 0.10  # of a step that a prediction may err by
 Row = dict[str, Any]
@@ -74,7 +75,7 @@ def plan_of_run(run: Mapping[str, Any]) -> calibration.Plan:
         sizes.setdefault(bucket["family"], []).append(bucket["rows"])
     rounds = [(r, drafts_of(f)) for f, rows in sizes.items() for r in rows if drafts_of(f)]
     older = {"draft_vocab": "full"} if run["options"].get("drafts") else {}  # than the list
-    given = older | run["options"]
+    given = OLDER | older | run["options"]
     given["decode"] = tuple(sizes.get(DECODE, [run["options"]["max_seqs"]]))
     given["prefill"] = tuple(PREFILL_TILE * r for r in sizes.get(PREFILL, [1]))
     given["verify"] = tuple(rounds)
@@ -89,7 +90,7 @@ def _fitted_engines(rows: Iterable[Mapping[str, Any]]) -> Iterable[Measured]:
         mine = [r for r in rows if r["model"] == model and "parts_ms" in r]
         tokens = {r["prefill_split"]["tokens"] for r in mine if "prefill_split" in r}
         sizes = {"decode": tuple(r["npl"] for r in mine), "prefill": (1024, *sorted(tokens))}
-        given = options(H200_TARGET.name, **sizes, verify=None, drafts=0, max_context=1536)
+        given = options(H200_TARGET.name, **sizes, verify=None, drafts=0, max_context=1536, **OLDER)
         yield from calibration.of_parts(mine, plan_of(model, given))
 
 

@@ -331,9 +331,9 @@ def test_drafts_take_their_part_of_the_memory() -> None:
     assert needs[1].slot - needs[0].slot == ring + columns + 4 * 4 + 3 * 4 * 248320
     assert needs[1].page - needs[0].page == 64 * 2048 and needs[1].weights == needs[0].weights
     listed = resolve(Options(target="sm_90a", draft_vocab=1000), DRAFTING)
-    assert listed.draft is not None and listed.draft.shortlist == (*range(1000), 248046)
+    assert listed.draft is not None and listed.draft.shortlist == (*range(1003), 248046)
     more = DRAFTING.needs(listed.precision, 64, 8, 3, listed.draft)
-    assert more.weights - needs[0].weights == 1001 * 10240
+    assert more.weights - needs[0].weights == 1004 * 10240
     assert drafting.limits.pages < plain.limits.pages
     assert [s.rows for s in drafting.buckets.of("verify_k2")] == [1, 2, 4, 8, 16]
     assert drafting.buckets.of("verify_k3")[-1].dims["tokens"] == 512

@@ -61,6 +61,7 @@ def test_ops_over_sequences_are_tested_elsewhere() -> None:
     apart = {op.name for op in registry.OPS if not row_wise(op)}
     reading = {"embed", "last_rows", "round_rows", "shift_ids", "gather_logits", "sample_part"}
     reading |= {"draft_best", "mtp_input", "vision_attention", "layer_norm"}
+    reading |= {"block_attention", "block_conv", "block_rows", "top_ids"}
     assert apart == {op.name for op in registry.OPS if op.stateful} | reading
 
 

@@ -16,7 +16,11 @@ from tests.checkpoints import write_checkpoint  # noqa: E402
 from tests.runtime.random_engines import heard  # noqa: E402
 from tests.runtime.ranks.test_ranks_gpu import CONFIG, HERE, TWO, crowd, serve  # noqa: E402
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(HERE is None, reason="needs a GPU with a target's name"),
+]
 LAYERS = ["linear_attention", "full_attention"] * 4
 
 
