@@ -89,6 +89,7 @@ def options_of(manifest: Manifest, listed: bool = False) -> Row:
     """What a plan with the same nodes is made with (`builder.plan.options.Options`); `listed`: its
     drafts come from the shipped list."""
     limits, dtypes = manifest.limits, manifest.dtypes
+    fp8 = any(q.format == W4A8.name for q in manifest.quantisation)
     return {
         "max_seqs": limits.max_seqs,
         "max_context": limits.max_context,
@@ -98,9 +99,7 @@ def options_of(manifest: Manifest, listed: bool = False) -> Row:
         "draft_vocab": "full" if limits.drafts and not listed else "auto",
         "kv_dtype": "fp8" if dtypes.kv.itemsize == 1 else str(dtypes.kv),
         "state_dtype": str(dtypes.state),
-        "mlp_activations": "fp8"
-        if W4A8.name in (q.format for q in manifest.quantisation)
-        else "bf16",
+        "mlp_activations": "fp8" if fp8 else "bf16",
     }
 
 
