@@ -19,6 +19,7 @@ from spark_engine.models.weights.int4_tensors import projection_parts
 from spark_engine.models.weights.quantise import quantised_parts
 from spark_engine.models.weights.recipes import Recipe
 from spark_engine.models.weights.stored_model import Model
+from spark_engine.plugins.formats.nvfp4 import A8_COLUMNS
 from spark_engine.plugins.formats.registry import FORMATS
 
 
@@ -60,8 +61,11 @@ def projection(model: Model, module: str, scheme: Scheme) -> Projection:
 
 
 def takes_fp8(model: Model, module: str) -> bool:
-    """Whether the module is of a dense NVFP4 MLP, not the draft head's: its input may be FP8."""
-    dense = ".mlp." in module and model.config.moe is None
+    """Whether the module is of a dense NVFP4 MLP, not the draft head's, and of a size that kernels
+    take: its input may be FP8."""
+    c = model.config
+    columns = (c.intermediate or 0) // model.shards.ranks if "down_proj" in module else c.hidden
+    dense = ".mlp." in module and c.moe is None and columns % A8_COLUMNS == 0
     return dense and model.table.modules.get(module) is Scheme.NVFP4
 
 

@@ -60,6 +60,7 @@ W4A16 = Format(
         DType.BF16: ((3, 4, 2, 64, 32),),
     },
 )
+A8_COLUMNS = 128  # of k that a kernel multiplies at a time
 W4A8 = replace(
     W4A16,
     name="nvfp4_a8",

@@ -12,7 +12,8 @@ from spark_engine.check.check import run_check
 from spark_engine.errors import OptionError
 from spark_engine.interface import DECODE, PREFILL
 from spark_engine.models.open_model import open_model
-from spark_engine.plugins.formats.nvfp4 import W4A8
+from spark_engine.plugins.formats.nvfp4 import A8_COLUMNS, W4A8
+from spark_engine.plugins.kernels.gemm.linear_nvfp4_kernels import A8
 from spark_engine.progress import Progress
 from tests.checkpoints import write_checkpoint
 
@@ -57,6 +58,19 @@ def test_it_is_the_default_on_a_gpu_alone(tmp_path: Path) -> None:
             check_mlps(model, plan)
             found = [n for n in lower(model, plan, PREFILL).graph.nodes if n.op == OP]
             assert len(found) == wanted, (format, changes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "made"),
+    [({"intermediate_size": 80}, 8), ({"hidden_size": 96}, 4)],  # of gate, up, down in 4 layers
+)
+def test_sizes_without_a_kernel_stay_bf16(sizes: dict[str, int], made: int, tmp_path: Path) -> None:
+    assert A8_COLUMNS == A8.slab
+    write_checkpoint(tmp_path, sizes, format="modelopt_mixed")
+    model = open_model(tmp_path)
+    plan = resolve(replace(FP8, target="sm_90a", mlp_activations="auto"), facts_of(model))
+    nodes = lower(model, plan, PREFILL).graph.nodes
+    assert len([n for n in nodes if n.op == OP]) == made
 
 
 @pytest.mark.parametrize(
