@@ -6,7 +6,7 @@ Knows the order of the steps and not what they do.
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -75,6 +75,7 @@ from spark_engine.weights_file import WeightLayout, fill_weights, plan_weights
 
 CUBINS = ".cubins"  # next to the engine folders: compiled kernels by content
 WRITE = "write"  # the stage
+SIGNAL_S = 0.1  # seconds after which a signal is heard
 WORKERS = 16  # threads that make weights; numpy lets them run side by side
 Progress = Callable[[str], None]
 BUCKET_FILE = 1 << 20  # bytes of a `.engine` file, about
@@ -176,6 +177,13 @@ def choose_kernels(
     backend.compile(clock.advance)
 
 
+def _result(running: Future[None]) -> None:
+    """Waits in short turns: Python hears a signal that comes as a wait begins only at its end."""
+    while not wait((running,), SIGNAL_S).done:
+        pass
+    running.result()
+
+
 @contextmanager
 def in_background(work: Callable[[Event], None], now: bool) -> Iterator[Callable[[], None]]:
     """Runs `work` in a thread; the function it gives waits for the end, and raises its error.
@@ -190,7 +198,7 @@ def in_background(work: Callable[[Event], None], now: bool) -> Iterator[Callable
         return
     with ThreadPoolExecutor(1, "weights") as pool:
         try:  # a signal may come as soon as the work begins
-            yield pool.submit(work, stop).result
+            yield partial(_result, pool.submit(work, stop))
         except BaseException:
             stop.set()
             raise
