@@ -58,7 +58,7 @@ def check_mlps(model: Model, plan: BuildPlan) -> None:
     if fp8 and not any(takes_fp8(model, module) for module in model.table.modules):
         raise OptionError(
             "--mlp-activations fp8: the checkpoint has no dense MLP in NVFP4 with inputs as they "
-            "are (W4A16); leave it out"
+            "are (W4A16) and columns in multiples of 128; leave it out"
         )
 
 

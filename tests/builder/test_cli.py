@@ -306,7 +306,7 @@ def test_a_signal_leaves_nothing_and_says_so(
     finally:
         gc.enable()
     assert done.exit_code == code, done.output
-    assert list(tmp_path.iterdir()) == [] and len(made) < 150  # of 640
+    assert list(tmp_path.iterdir()) == [] and len(made) < 150  # of 910
     assert signal.getsignal(signal.SIGTERM) is before
 
 
