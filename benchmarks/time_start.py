@@ -15,6 +15,7 @@ import json
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from contextlib import suppress
@@ -57,11 +58,15 @@ def served(folder: Path) -> None:
     module = "spark_engine.runtime.cli.spark_run"
     command = [sys.executable, "-P", "-m", module, str(folder), "--serve", "--port", str(port)]
     start = time.perf_counter()
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
+    with tempfile.TemporaryFile() as said, subprocess.Popen(command, stderr=said) as server:
         try:
             while not _ready(port):
                 if server.poll() is not None:
-                    raise RuntimeError(f"{' '.join(command)} ended with {server.returncode}")
+                    said.seek(0)
+                    last = said.read().decode(errors="replace")[-2000:]
+                    raise RuntimeError(
+                        f"{' '.join(command)}: exit code {server.returncode}; {last}"
+                    )
                 time.sleep(0.01)
             print(f"  ready after {time.perf_counter() - start:.3f} s")
         finally:
@@ -82,8 +87,9 @@ def built(config: Path, folder: Path) -> None:
     command = [sys.executable, "-P", "-m", module, str(config), "-o", str(folder), "--json"]
     start = time.perf_counter()
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, stderr=subprocess.DEVNULL)
-    taken = json.loads(done.stdout)["seconds"]
-    print("  " + ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in taken.items()))
+    report = json.loads(done.stdout)
+    print("  " + ", ".join(f"{stage} {taken:.1f}" for stage, taken in report["seconds"].items()))
+    print(*(f"  {note}" for note in report["notes"]), sep="\n")
     print(f"  built in {time.perf_counter() - start:.1f} s")
 
 

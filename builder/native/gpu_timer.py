@@ -58,11 +58,14 @@ class GpuTimer:
         self._say, self._lost = say, 0
         self.measured = 0
 
+    _bench: _Bench | None = None  # of the last work: its tactics share the operands
+
     def __enter__(self) -> GpuTimer:
         return self
 
     def __exit__(self, *raised: object) -> None:
         self._timings.save()
+        self._free_bench()
         self._close_ranks()
         self._gpu.close()
 
@@ -135,8 +138,9 @@ class GpuTimer:
         return nbytes <= share * (self._gpu.free_bytes - kept)
 
     def _measure_all(self, variants: Sequence[Sequence[Chosen]]) -> list[float] | None:
-        nodes = [node for variant in variants for node in variant]
-        benches = {(w.key, p.scratch): _Bench(self._gpu, w, p) for w, _, p in nodes}
+        self._free_bench()
+        nodes = {(w.key, p.scratch): (w, p) for variant in variants for w, _, p in variant}
+        benches = {key: _Bench(self._gpu, work) for key, (work, _) in nodes.items()}
         functions: dict[tuple[str, Plan], Launches] = {}
         modules, held = list[Module](), DeviceResources(self._gpu)
 
@@ -149,14 +153,14 @@ class GpuTimer:
 
         try:
             with startup_lock(self._gpu.integrated, self._say):
-                if not self._fits(sum(bench.nbytes for bench in benches.values())):
+                if not self._fits(sum(b.missing(nodes[key][1]) for key, b in benches.items())):
                     return None
                 queues = [
                     [(benches[w.key, p.scratch], functions_of(t, p)) for w, t, p in variant]
                     for variant in variants
                 ]
-                for bench in benches.values():
-                    bench.fill()
+                for key, bench in benches.items():
+                    bench.fill(nodes[key][1])
             for queue in queues:  # outside a graph, so that an error has a name
                 _run_all(queue)
             self._gpu.wait()
@@ -169,18 +173,29 @@ class GpuTimer:
                 self._gpu.unload(module)
 
     def _measure(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
-        bench, modules = _Bench(self._gpu, work, plan), list[Module]()
+        modules = list[Module]()
+        if self._bench and self._bench.work != work:
+            self._free_bench()
         try:
             with startup_lock(self._gpu.integrated, self._say):  # while no engine starts
-                if not self._fits(bench.nbytes):
+                bench = self._bench or _Bench(self._gpu, work)
+                if not self._fits(bench.missing(plan)):
                     return None
                 launches, modules = self._functions(tactic, plan)
-                bench.fill()
+                self._bench = bench
+                bench.fill(plan)
             return bench.seconds(launches)
+        except BaseException:
+            self._free_bench()
+            raise
         finally:
-            bench.free()
             for module in modules:
                 self._gpu.unload(module)
+
+    def _free_bench(self) -> None:
+        if (bench := self._bench) is not None:
+            self._bench = None
+            bench.free()
 
     def _measure_ranks(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
         """`_measure` of a plan that all ranks run at once, each on its own GPU."""
@@ -190,6 +205,7 @@ class GpuTimer:
         if self._ranks is None or self._ranks.symmetric < plan.symmetric:
             self._close_ranks()
             self._ranks = RankGpus(range(ranks), self._target, self._cubins, plan.symmetric)
+        self._free_bench()
         found = fillings(work, np.random.default_rng(0))
         operands = [[np.resize(f.pattern, f.nbytes) for f in found]] * ranks
         outputs = [spec.nbytes for spec in work.outs]
@@ -220,32 +236,43 @@ class GpuTimer:
 
 
 class _Bench:
-    """One node's launches and buffers, with `copies` of the cold ones."""
+    """A node's operands and results, with `copies` of the cold ones, and the scratch of a plan."""
 
-    def __init__(self, gpu: Gpu, work: Work, plan: Plan) -> None:
-        self._held, self._gpu, self._work, self._plan = DeviceResources(gpu), gpu, work, plan
+    def __init__(self, gpu: Gpu, work: Work) -> None:
+        self._held, self._of_plan = DeviceResources(gpu), DeviceResources(gpu)
+        self._gpu, self.work, self._filled = gpu, work, False
         self._fillings = fillings(work, np.random.default_rng(0))
         cold = sum(self._fillings[i].nbytes for i in work.cold)
         self.copies = min(MOST_COPIES, max(1, -(-COLD * gpu.l2_bytes // max(cold, 1))))
         sizes = [*(f.nbytes for f in self._fillings), *(s.nbytes for s in work.outs)]
-        warm = sum(sizes) - cold + sum(s.nbytes for s in plan.scratch)
-        buffers = len(sizes) + self.copies * len(work.cold) + len(plan.scratch)
-        self.nbytes = warm + self.copies * cold + buffers * PLACE
+        places = len(sizes) + self.copies * len(work.cold)
+        self._own = sum(sizes) + (self.copies - 1) * cold + places * PLACE
 
-    def fill(self) -> None:
-        """Allocates everything as one block, and writes operands and zeroed scratch."""
-        self._next = self._held.memory(self.nbytes)
-        self._inputs = [self._operand(i, f) for i, f in enumerate(self._fillings)]
-        aliases = self._work.op.aliases(self._work.attrs) if self._work.op else {}
-        self._outputs = [
-            self._inputs[aliases[i]] if i in aliases else [self._placed(spec.nbytes)]
-            for i, spec in enumerate(self._work.outs)
-        ]
-        self._scratch = [self._placed(s.nbytes) for s in self._plan.scratch]
-        for need, address in zip(self._plan.scratch, self._scratch, strict=True):
+    def missing(self, plan: Plan) -> int:
+        """Bytes that `fill` allocates for this plan."""
+        return (0 if self._filled else self._own) + _scratch_bytes(plan)
+
+    def fill(self, plan: Plan) -> None:
+        """Allocates and writes operands, unless an earlier plan's are there, and zeroed scratch."""
+        if not self._filled:
+            self._place_operands()
+            self._filled = True
+        self._of_plan.close()
+        self._next = self._of_plan.memory(_scratch_bytes(plan)) if plan.scratch else 0
+        self._scratch = [self._placed(s.nbytes) for s in plan.scratch]
+        for need, address in zip(plan.scratch, self._scratch, strict=True):
             if need.zeroed:
                 self._gpu.fill(address, 0, max(need.nbytes, 1))
         self._gpu.wait()
+
+    def _place_operands(self) -> None:
+        self._next = self._held.memory(self._own)
+        self._inputs = [self._operand(i, f) for i, f in enumerate(self._fillings)]
+        aliases = self.work.op.aliases(self.work.attrs) if self.work.op else {}
+        self._outputs = [
+            self._inputs[aliases[i]] if i in aliases else [self._placed(spec.nbytes)]
+            for i, spec in enumerate(self.work.outs)
+        ]
 
     def seconds(self, launches: Launches) -> float:
         """The median over replays, divided by the number of repetitions in the graph."""
@@ -261,10 +288,11 @@ class _Bench:
         return seconds / sets
 
     def free(self) -> None:
+        self._of_plan.close()
         self._held.close()
 
     def _operand(self, index: int, filling: Filling) -> list[int]:
-        copies = self.copies if index in self._work.cold else 1
+        copies = self.copies if index in self.work.cold else 1
         addresses = [self._placed(filling.nbytes) for _ in range(copies)]
         self._repeat(addresses[0], filling)
         for address in addresses[1:]:
@@ -301,6 +329,10 @@ class _Bench:
         found = self._inputs if pointer.kind == "input" else self._outputs
         copies = found[pointer.index]
         return copies[turn % len(copies)]
+
+
+def _scratch_bytes(plan: Plan) -> int:
+    return sum(s.nbytes + PLACE for s in plan.scratch)
 
 
 def _run_all(queue: Sequence[tuple[_Bench, Launches]]) -> None:

@@ -7,6 +7,7 @@ are stored, in `gdn_state` alone or behind a replay ring, `gdn_ring`. Knows no r
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -37,10 +38,17 @@ from spark_engine.plugins.state.replay_ring import (
 from spark_engine.tensors import Array, DType
 
 
+@cache  # a build asks for it a thousand times
+def _decays() -> Array:
+    drawn = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
+    drawn = np.asarray(-np.abs(drawn) * np.float32(0.1))
+    drawn.setflags(write=False)
+    return drawn
+
+
 def _live(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
     """Decays' logarithms and `base` are among it: neither grows, all is live."""
-    drawn = rng.standard_normal(1 << 20, np.float32)
-    return np.asarray(-np.abs(drawn) * np.float32(0.1))
+    return _decays()
 
 
 STATE = Operand("gdn_state", Role.STATE, "f32/bf16/f16[S+1,Hv,Dv,Dk]")

@@ -118,7 +118,7 @@ def test_copies_within_a_device_are_one_call(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_builders_timer_asks_the_same(monkeypatch: pytest.MonkeyPatch, integrated: int) -> None:
     use(monkeypatch, FakeDriver(1000, INTEGRATED=integrated))
     bench = SimpleNamespace(
-        nbytes=2000, fill=lambda: None, free=lambda: None, seconds=lambda _: 1.0
+        missing=lambda _: 2000, fill=lambda _: None, free=lambda: None, seconds=lambda _: 1.0
     )
     monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
     timer: Any = object.__new__(gpu_timer.GpuTimer)

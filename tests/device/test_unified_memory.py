@@ -208,7 +208,7 @@ def test_what_is_built_for_a_spark_leaves_the_host_its_part(gib: float) -> None:
 def test_the_builders_timer_counts_its_operands_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are made in the memory that they are timed in."""
     bench = SimpleNamespace(
-        nbytes=600, fill=lambda: None, free=lambda: None, seconds=lambda functions: 1.0
+        missing=lambda _: 600, fill=lambda _: None, free=lambda: None, seconds=lambda functions: 1.0
     )
     monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
     timer: Any = object.__new__(gpu_timer.GpuTimer)
@@ -223,7 +223,7 @@ def test_the_builders_timer_counts_its_operands_twice(monkeypatch: pytest.Monkey
 def test_the_builders_timer_leaves_the_host_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server has taken nearly all memory."""
     bench = SimpleNamespace(
-        nbytes=GIB, fill=lambda: None, free=lambda: None, seconds=lambda functions: 1.0
+        missing=lambda _: GIB, fill=lambda _: None, free=lambda: None, seconds=lambda functions: 1.0
     )
     monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
     timer: Any = object.__new__(gpu_timer.GpuTimer)
@@ -253,7 +253,9 @@ def test_the_builders_timer_waits_for_an_engine_that_starts(
         return 1.0
 
     found: list[bool] = []
-    bench = SimpleNamespace(nbytes=GIB, fill=seen, free=lambda: None, seconds=seen)
+    bench = SimpleNamespace(
+        work=None, missing=lambda _: GIB, fill=seen, free=lambda: None, seconds=seen
+    )
     monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
     monkeypatch.setattr(gpu_timer, "startup_lock", turn)
     timer: Any = object.__new__(gpu_timer.GpuTimer)

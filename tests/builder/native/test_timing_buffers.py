@@ -35,21 +35,24 @@ def card() -> Card:
 
 
 def bench(card: Any) -> Any:
-    return gpu_timer._Bench(card, WORK, PLAN)
+    return gpu_timer._Bench(card, WORK)
 
 
-def test_every_buffer_has_its_place_in_one_block(card: Card) -> None:
+def test_every_buffer_has_its_place_in_its_block(card: Card) -> None:
     made = bench(card)
-    made.fill()
+    need = made.missing(PLAN)
+    made.fill(PLAN)
     assert made.copies == 3, "of the weight, twice the cache"
     sizes = [(made._inputs[0], 30), (made._inputs[1], 28), (made._outputs[0], 30)]
     sizes += [
         ([address], need.nbytes) for address, need in zip(made._scratch, PLAN.scratch, strict=True)
     ]
     ends = sorted((a, a + nbytes) for addresses, nbytes in sizes for a in addresses)
-    assert len(ends) == 1 + 3 + 1 + 2 and not any(a % gpu_timer.PLACE for a, _ in ends)
+    firsts = made._inputs[0][0], made._scratch[0]  # of the two blocks
+    assert len(ends) == 1 + 3 + 1 + 2
+    assert not any(all((a - b) % gpu_timer.PLACE for b in firsts) for a, _ in ends)
     assert all(end <= start for (_, end), (start, _) in zip(ends, ends[1:], strict=False))
-    assert card.taken == made.nbytes and card.held["memory"] == 1
+    assert card.taken == need and card.held["memory"] == 2
     wanted = fillings(WORK, np.random.default_rng(0))
     for address in made._inputs[1]:
         assert card.at(address, 28).tobytes() == wanted[1].pattern.tobytes()
@@ -61,7 +64,24 @@ def test_every_buffer_has_its_place_in_one_block(card: Card) -> None:
 @pytest.mark.parametrize(("ms", "replays"), [(1.0, 9), (30.0, 5)])
 def test_a_long_graph_is_replayed_less_often(card: Card, ms: float, replays: int) -> None:
     made = bench(card)
-    made.fill()
+    made.fill(PLAN)
     card.replay_ms = ms
     assert made.seconds([]) == ms / 1e3 / 4 and card.calls.count("replay") == replays
     made.free()
+
+
+def test_the_tactics_of_a_work_share_its_operands(card: Card) -> None:
+    """A later plan gets its scratch alone; operands are neither allocated nor written again."""
+    made = bench(card)
+    made.fill(PLAN)
+    card.fill(made._scratch[0], 7, 10)
+    places, written = [*made._inputs, *made._outputs], card.calls.count("upload")
+    other = Plan((), (Scratch(10, zeroed=True),))
+    assert made.missing(other) == 10 + gpu_timer.PLACE
+    made.fill(other)
+    assert [*made._inputs, *made._outputs] == places and card.calls.count("upload") == written
+    assert len(made._scratch) == 1 and not card.at(made._scratch[0], 10).any(), "zeroed again"
+    made.fill(Plan(()))
+    assert card.held["memory"] == 1, "of the operands"
+    made.free()
+    assert card.held == {**NOTHING, "contexts": 1}
