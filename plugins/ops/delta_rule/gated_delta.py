@@ -28,7 +28,6 @@ from spark_engine.plugins.common.sequence_tiles import Rows, over
 from spark_engine.plugins.kernels.delta_rule import delta_decode_kernels
 from spark_engine.plugins.kernels.delta_rule.prefill import delta_prefill_kernels
 from spark_engine.plugins.launch import serve
-from spark_engine.plugins.ops.delta_rule import gated_delta_cases as cases
 from spark_engine.plugins.ops.delta_rule.gated_delta_chunk import chunk
 from spark_engine.plugins.ops.delta_rule.gated_delta_nodes import per_head, rates
 from spark_engine.plugins.state import recurrence
@@ -143,7 +142,6 @@ STEP = serve(
         check=check,
         reference=reference,
         body=step_body,
-        cases=cases.STEP,
     ),
     delta_decode_kernels.UNFUSED,
     called=delta_decode_kernels.STEP,
@@ -154,7 +152,6 @@ CHUNK = serve(
         name="gated_delta_chunk",
         operands=(*STEP.operands, operands.SOURCES, operands.SAVES),
         body=chunk_body,
-        cases=cases.CHUNK,
     ),
     delta_prefill_kernels.CANDIDATES,
 )

@@ -9,7 +9,7 @@ id is left, the result is 0. Column `index` of the slot's drafts becomes the tok
 import numpy as np
 
 from spark_engine.named import Named
-from spark_engine.op import Attrs, Case, Op
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Operand, Result, Role, TimedLaunch, When
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
@@ -17,7 +17,6 @@ from spark_engine.plugins.common.sequence_tiles import over, read_rows
 from spark_engine.plugins.kernels.drafts import draft_token_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.drafts import round_operands as rounds
-from spark_engine.plugins.ops.drafts.round_operands import UNITS, WILD
 from spark_engine.tensors import Array, DType, TensorSpec
 
 NO_ID = 1 << 30
@@ -94,73 +93,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("draft_token", OP.names(attrs, len(specs)), OP.outputs)
 
 
-def _broken(rng: np.random.Generator, logits: Array) -> None:
-    logits[0, ::3] = np.nan
-    logits[2] = np.nan
-    logits[3] = -np.inf
-    logits[3, :5] = np.nan
-    logits[4, 7] = np.inf
-
-
-def _ties(rng: np.random.Generator, logits: Array) -> None:
-    logits[...] = np.round(logits)
-    logits[0] = 0.0
-    logits[0, 1::2] = -0.0  # equal to 0
-
-
-def _case(
-    label: str,
-    wide: int,
-    vocab: int,
-    short: bool = False,
-    index: int = 1,
-    edit: object = None,
-    slots: tuple[int, ...] = (3, -1, 0, 6, 5, 1),
-    counts: tuple[int, ...] = (1, 0, 1, 1, 1, 0),
-    bench: bool = False,
-    pairs: int = 0,
-) -> Case:
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        logits = rng.standard_normal((len(slots), wide)).astype(np.float32)
-        logits[:, -1] = 9.0  # of an id that is not below the vocabulary
-        if callable(edit):
-            edit(rng, logits)
-        if pairs:
-            shown = np.zeros((len(slots), pairs, 4), np.float32)
-            shown[..., 0] = np.round(logits[:, :pairs])
-            shown[..., 1] = np.sort(rng.integers(-1, vocab + 9, (len(slots), pairs)))
-            logits = shown.reshape(len(slots), -1)
-        logits[np.asarray(counts) == 0] = np.nan
-        ids = rng.permutation(vocab + 9)[:wide]
-        ids[-1], ids[0] = vocab, -1
-        drafts = rng.integers(0, 99, (UNITS + 1, 3))
-        starts = rng.integers(0, 5000, len(slots))
-        starts[np.asarray(counts) == 0] = WILD
-        ints = [np.asarray(x, np.int32) for x in (drafts, slots, starts, counts)]
-        return (logits, *([ids.astype(np.int32)] if short else []), *ints)
-
-    attrs = {"index": index, "shortlist": int(short), "vocab": vocab, "pairs": pairs}
-    return Case(label, attrs, make, ignore=_without_scratch, bench=bench)
-
-
-def _without_scratch(outputs: tuple[Array, ...]) -> None:
-    outputs[2][-1] = 0
-
-
-CASES = (
-    _case("plain", 300, 299),
-    _case("alone", 256, 255, index=0, slots=(2,), counts=(1,)),
-    _case("not finite", 300, 290, edit=_broken),
-    _case("ties", 300, 299, index=2, edit=_ties),
-    _case("shortlist", 128, 500, short=True),
-    _case("shortlist, ties", 128, 500, short=True, edit=_ties),
-    _case("shortlist, not finite", 128, 500, short=True, edit=_broken),
-    _case("pairs of four ranks", 64, 500, pairs=4),
-    _case("pairs of two ranks", 64, 60, pairs=2, edit=_broken),
-    _case("all inert", 64, 63, slots=(-1, -1), counts=(0, 0)),
-    _case("several blocks a row", 20_000, 19_000, bench=True),
-    _case("many rows", 5_000, 4_990, slots=(*range(7), *[-1] * 200), counts=(1,) * 7 + (0,) * 200),
-)
 OP = serve(
     Op(
         name="draft_token",
@@ -170,7 +102,6 @@ OP = serve(
         check=_check,
         reference=reference,
         body=body,
-        cases=CASES,
     ),
     draft_token_kernels.CANDIDATES,
 )

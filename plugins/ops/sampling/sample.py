@@ -38,7 +38,6 @@ from spark_engine.plugins.common.sequence_tiles import over
 from spark_engine.plugins.kernels.sampling import sample_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.sampling import philox
-from spark_engine.plugins.ops.sampling import sample_cases as cases
 from spark_engine.plugins.ops.sampling.sample_nodes import (
     FLOOR,
     MASKED,
@@ -244,7 +243,6 @@ OP = serve(
         dims=DIMS,
         reference=reference,
         body=body,
-        cases=cases.CASES,
     ),
     sample_kernels.CANDIDATES,
 )

@@ -16,7 +16,6 @@ from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import over
 from spark_engine.plugins.ops.sampling import philox, sample
 from spark_engine.plugins.ops.sampling import sample_part as parts
-from spark_engine.plugins.ops.sampling import sample_part_cases as cases
 from spark_engine.plugins.ops.sampling.sample_nodes import (
     Parameters,
     Span,
@@ -158,5 +157,4 @@ OP = Op(
     dims={"N": "ranks", "ranks": "1", "C": _columns},  # `logits` are of all ranks
     reference=reference,
     body=body,
-    cases=tuple(cases.join_case(shared, parts.reference) for shared in cases.SHARED),
 )

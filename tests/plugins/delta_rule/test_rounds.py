@@ -12,13 +12,7 @@ import pytest
 
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Op
-from spark_engine.plugins.ops.delta_rule import (
-    causal_conv,
-    gated_delta,
-    gated_delta_cases,
-    gdn_decode,
-    gdn_decode_cases,
-)
+from spark_engine.plugins.ops.delta_rule import causal_conv, gated_delta, gdn_decode
 from spark_engine.plugins.state.replay_ring import (
     Ring,
     ring_behind,
@@ -27,6 +21,8 @@ from spark_engine.plugins.state.replay_ring import (
 )
 from spark_engine.tensors import Array, DType
 from tests.plugins import one_node
+from tests.plugins.cases.delta_rule import gated_delta as gated_delta_cases
+from tests.plugins.cases.delta_rule import gdn_decode as gdn_decode_cases
 
 SLOT, OTHER, UNITS, TOKENS = 2, 0, 3, 44
 Compute = Callable[[Op, Attrs, dict[str, Array]], Sequence[Array]]
