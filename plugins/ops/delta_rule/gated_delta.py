@@ -18,7 +18,6 @@ from functools import partial
 
 import numpy as np
 
-from spark_engine.interface import MOST_DRAFTS
 from spark_engine.named import Named, Rules
 from spark_engine.op import Attrs, Op
 from spark_engine.operand import Result
@@ -115,11 +114,6 @@ def check(node: Named) -> str | None:
     if values % keys:
         return f"{values} value heads are no multiple of {keys} key heads"
     return recurrence.check(node)
-
-
-def op_of(attrs: Attrs) -> Op:
-    """The op that a tile belongs to."""
-    return STEP if int(attrs["tile"]) <= 1 + MOST_DRAFTS else CHUNK
 
 
 SIZES = {"Hk": "key_heads", "Hv": "value_heads", "Dk": "key_dim", "Dv": "value_dim"}

@@ -6,16 +6,16 @@ A last block narrower than 128 is legal.
 
 import numpy as np
 
-from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Result
-from spark_engine.plugins.common import operands, random_arrays
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.formats import numpy_codecs
 from spark_engine.plugins.formats.format_fragments import fp8_block_quantise
 from spark_engine.plugins.kernels.rowwise import act_quant_kernels
 from spark_engine.plugins.launch import serve
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.tensors import Array, TensorSpec
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -31,24 +31,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("fp8_block_quant", ("x",), ("codes", "scale"))
 
 
-def _inputs(rows: int, width: int, dtype: DType = DType.F32) -> Inputs:
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = random_arrays.awkward(rng, rows, width, dtype)
-        x[0, width // 2 :] = 0  # a block of zeros in a row that is not
-        return (x,)
-
-    return make
-
-
-NAN_ROW = random_arrays.ignore_rows(5)
-CASES = (
-    Case("one row", {}, _inputs(1, 256)),
-    Case("narrow last block", {}, _inputs(7, 200), ignore=NAN_ROW),
-    Case("narrower than a block", {}, _inputs(3, 48)),
-    Case("many rows", {}, _inputs(65, 256), ignore=NAN_ROW, bench=True),
-    Case("bf16", {}, _inputs(6, 384, DType.BF16), ignore=NAN_ROW),
-)
-
 OP = serve(
     Op(
         name="fp8_block_quant",
@@ -57,7 +39,6 @@ OP = serve(
         attrs={},
         reference=reference,
         body=body,
-        cases=CASES,
         quantises=True,
     ),
     act_quant_kernels.CANDIDATES,

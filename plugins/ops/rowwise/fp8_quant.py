@@ -8,9 +8,9 @@ codes of each 16 columns are those of 8, 0, 9, 1, … (plugins/formats/nvfp4.py)
 import numpy as np
 
 from spark_engine.named import Named
-from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Operand, Result, Role, When
-from spark_engine.plugins.common import operands, random_arrays
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.formats import numpy_codecs
@@ -19,7 +19,7 @@ from spark_engine.plugins.formats.numpy_codecs import NVFP4_BLOCK
 from spark_engine.plugins.formats.quantised import quant_of
 from spark_engine.plugins.kernels.rowwise import act_quant_kernels
 from spark_engine.plugins.launch import serve
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.tensors import Array, TensorSpec
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -38,30 +38,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
         return f.function("fp8_quant", ("x",), ("codes", "x_scale"))
     fp8_quantise(f, widen(f, "x"), "scale", "codes")
     return f.function("fp8_quant", ("x", "scale"), ("codes",))
-
-
-def _inputs(rows: int, width: int, dtype: DType = DType.F32, scaled: bool = True) -> Inputs:
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = random_arrays.awkward(rng, rows, width, dtype)
-        return (x, np.asarray(rng.uniform(0.01, 1), np.float32)) if scaled else (x,)
-
-    return make
-
-
-NAN_ROW = random_arrays.ignore_rows(5)
-_TOKEN: Attrs = {"by_token": 1}
-_HALVES: Attrs = {"by_token": 1, "halves": 1}
-CASES = (
-    Case("one row", {}, _inputs(1, 64)),
-    Case("awkward values, odd width", {}, _inputs(7, 37), ignore=NAN_ROW),
-    Case("many rows", {}, _inputs(65, 256), ignore=NAN_ROW, bench=True),
-    Case("bf16", {}, _inputs(6, 64, DType.BF16), ignore=NAN_ROW),
-    Case("by token", _TOKEN, _inputs(1, 64, scaled=False)),
-    Case("by token, odd width", _TOKEN, _inputs(7, 37, scaled=False), ignore=NAN_ROW),
-    Case("halves", _HALVES, _inputs(7, 48, scaled=False), ignore=NAN_ROW),
-    Case("halves, bf16", _HALVES, _inputs(6, 272, DType.BF16, False), ignore=NAN_ROW),
-    Case("by token, wide bf16", _TOKEN, _inputs(6, 17408, DType.BF16, False), ignore=NAN_ROW),
-)
 
 
 def _check(node: Named) -> str | None:
@@ -83,7 +59,6 @@ OP = serve(
         check=_check,
         reference=reference,
         body=body,
-        cases=CASES,
         quantises=True,
     ),
     act_quant_kernels.CANDIDATES,

@@ -1,6 +1,6 @@
 """The seeded cases of every op: those next to it, or the module here that has its name.
 
-An op has its cases here if its inputs are the tokens, slots and pages of a launch.
+An op has its cases here if a few lines do not make them.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,13 @@ from tests.plugins.cases.attention import (
     block_attention,
     paged_attention,
 )
-from tests.plugins.cases.delta_rule import causal_conv, gated_delta, gdn_decode
+from tests.plugins.cases.delta_rule import (
+    causal_conv,
+    gated_delta,
+    gated_norm,
+    gated_norm_quant,
+    gdn_decode,
+)
 from tests.plugins.cases.drafts import (
     accept_drafts,
     block_conv,
@@ -29,7 +35,24 @@ from tests.plugins.cases.drafts import (
     store_ids,
     top_ids,
 )
+from tests.plugins.cases.norm import norm_quant, rms_norm
+from tests.plugins.cases.ranks import all_reduce, gather_logits, reduce_norm_quant
+from tests.plugins.cases.rowwise import (
+    act_quant,
+    fp8_block_quant,
+    fp8_quant,
+    nvfp4_quant,
+    nvfp4_widen,
+    sigmoid_gate,
+)
 from tests.plugins.cases.sampling import mark_tokens, sample, sample_part
+from tests.plugins.cases.vision import (
+    layer_norm,
+    linear_bias,
+    store_rows,
+    vision_attention,
+    vision_patches,
+)
 
 CASES: Mapping[str, tuple[Case, ...]] = MappingProxyType(
     {
@@ -57,6 +80,24 @@ CASES: Mapping[str, tuple[Case, ...]] = MappingProxyType(
         "block_attention": block_attention.CASES,
         "top_ids": top_ids.CASES,
         "draft_path": draft_path.CASES,
+        "rms_norm": rms_norm.CASES,
+        "fp8_quant": fp8_quant.CASES,
+        "fp8_block_quant": fp8_block_quant.CASES,
+        "nvfp4_quant": nvfp4_quant.CASES,
+        "nvfp4_widen": nvfp4_widen.CASES,
+        "norm_quant": norm_quant.CASES,
+        "gated_norm": gated_norm.CASES,
+        "gated_norm_quant": gated_norm_quant.CASES,
+        "sigmoid_gate": sigmoid_gate.CASES,
+        "act_quant": act_quant.CASES,
+        "all_reduce": all_reduce.CASES,
+        "gather_logits": gather_logits.CASES,
+        "reduce_norm_quant": reduce_norm_quant.CASES,
+        "vision_patches": vision_patches.CASES,
+        "layer_norm": layer_norm.CASES,
+        "linear_bias": linear_bias.CASES,
+        "vision_attention": vision_attention.CASES,
+        "store_rows": store_rows.CASES,
     }
 )
 

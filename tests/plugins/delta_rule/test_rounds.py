@@ -107,7 +107,7 @@ class Sequence_:
         attrs: Attrs = {"tile": tile, "drafts": self.launch.drafts}  # of the convolution
         operands |= {"x": operands["qkvz"], "weight": operands["conv_weight"]}
         (operands["c"], *_) = self._call(causal_conv.OP, attrs, operands)
-        op = gated_delta.op_of({"tile": tile})
+        op = gated_delta.STEP if tile < 64 else gated_delta.CHUNK
         return self._call(op, launch.delta.attrs, operands)[0]
 
     def _call(self, op: Op, attrs: Attrs, operands: dict[str, Array]) -> Sequence[Array]:

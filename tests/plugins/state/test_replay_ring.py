@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.byte_floors import ring_bytes
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs
 from spark_engine.plugins.ops.delta_rule import gated_delta
@@ -13,7 +14,6 @@ from spark_engine.plugins.state.replay_ring import (
     Heads,
     Ring,
     ring_behind,
-    ring_bytes,
     ring_of,
     ring_width,
     whole_state,
