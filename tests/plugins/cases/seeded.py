@@ -39,10 +39,8 @@ from tests.plugins.cases.norm import norm_quant, rms_norm
 from tests.plugins.cases.ranks import all_reduce, gather_logits, reduce_norm_quant
 from tests.plugins.cases.rowwise import (
     act_quant,
-    fp8_block_quant,
-    fp8_quant,
-    nvfp4_quant,
     nvfp4_widen,
+    quantisers,
     sigmoid_gate,
 )
 from tests.plugins.cases.sampling import mark_tokens, sample, sample_part
@@ -81,9 +79,9 @@ CASES: Mapping[str, tuple[Case, ...]] = MappingProxyType(
         "top_ids": top_ids.CASES,
         "draft_path": draft_path.CASES,
         "rms_norm": rms_norm.CASES,
-        "fp8_quant": fp8_quant.CASES,
-        "fp8_block_quant": fp8_block_quant.CASES,
-        "nvfp4_quant": nvfp4_quant.CASES,
+        "fp8_quant": quantisers.FP8,
+        "fp8_block_quant": quantisers.FP8_BLOCK,
+        "nvfp4_quant": quantisers.NVFP4,
         "nvfp4_widen": nvfp4_widen.CASES,
         "norm_quant": norm_quant.CASES,
         "gated_norm": gated_norm.CASES,
