@@ -32,7 +32,7 @@ from spark_engine.plugins.ops.delta_rule.gated_delta_nodes import per_head, rate
 from spark_engine.plugins.state import recurrence
 from spark_engine.plugins.state.recurrence import Step
 from spark_engine.plugins.state.replay_ring import Heads, Update, Wide, heads_of
-from spark_engine.plugins.state.round_ring_nodes import advanced
+from spark_engine.plugins.state.replay_ring_nodes import advanced
 from spark_engine.tensors import Array, TensorSpec
 
 
