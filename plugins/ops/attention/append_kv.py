@@ -29,7 +29,7 @@ from spark_engine.plugins.ops.attention.paged_attention_nodes import (
     LEGAL,
     append,
     check,
-    turned_keys,
+    turned,
 )
 from spark_engine.plugins.ops.attention.rope import places, rotate_array
 from spark_engine.plugins.state.paged_kv import SECTIONS, sizes_of, store
@@ -74,7 +74,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     both = f("Reshape", f.cast("kv", DType.F32), [n, 1, 2 * s.kv_heads, s.dim])
     both = f("Where", f("Reshape", f("Greater", rows.counts, 0), [n, 1, 1, 1]), both, 0.0)
     k, v = f.many(2, "Split", both, axis=2, num_outputs=2)
-    k = turned_keys(f, s, rows, k, longest, node)
+    _, k = turned(f, s, rows, {"k_norm": k}, longest, node)
     append(f, s, rows, page_ids(f, rows, node.dim("P+1")), (k, v), n, longest)
     return f.function(NAME, OP.inputs, OP.outputs)
 

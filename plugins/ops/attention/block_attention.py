@@ -22,7 +22,7 @@ from spark_engine.plugins.kernels.attention import block_attention_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.attention import paged_attention
 from spark_engine.plugins.ops.attention.paged_attention import normed
-from spark_engine.plugins.ops.attention.paged_attention_nodes import DIMS, LEGAL, block_turns
+from spark_engine.plugins.ops.attention.paged_attention_nodes import DIMS, LEGAL, indices, turned
 from spark_engine.plugins.ops.attention.paged_attention_nodes import check as check_pages
 from spark_engine.plugins.ops.attention.rope import places, rotate_array
 from spark_engine.plugins.state.paged_kv import Sizes, read_back, sizes_of
@@ -91,7 +91,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     x = f("Reshape", x, [n, s.tile, s.heads + 2 * s.kv_heads, s.dim])
     x = f("Where", live, x, 0.0)
     q, k, v = f.many(3, "Split", x, [s.heads, s.kv_heads, s.kv_heads], axis=2)
-    q, k = block_turns(f, s, rows, (q, k), longest, node)
+    _, q, k = turned(f, s, rows, {"q_norm": q, "k_norm": k}, longest, node)
     keys, values = k, v
     seen = f("Greater", over(f, rows.starts, [1, 2]), np.full((1, s.tile, s.tile), -1))
     if far:
@@ -99,7 +99,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
         there = f("And", f("GreaterOrEqual", back, 0), over(f, f("Greater", rows.counts, 0), [1]))
         at = f("Clip", back, 0, longest - 1)
         page = f("GatherElements", page_ids(f, rows, node.dim("P+1")), f("Div", at, s.page), axis=1)
-        where = _places(f, s, n, far, page, f("Mod", at, s.page))
+        where = indices(f, s, [n, far], page, f("Mod", at, s.page))
         exists = over(f, there, [2, 3])
         keys = f("Concat", _context(f, s, where, exists, n, far, 0), k, axis=1)
         values = f("Concat", _context(f, s, where, exists, n, far, 1), v, axis=1)
@@ -116,14 +116,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     o = f("Reshape", f("Transpose", o, perm=[0, 3, 1, 2, 4]), [n * s.tile, s.heads * s.dim])
     f.cast(o, node["qkv"].dtype, out="o")
     return f.function("block_attention", OP.inputs, OP.outputs)
-
-
-def _places(f: Text, s: Sizes, n: int, far: int, page: str, offset: str) -> str:
-    """int64 [rows, far, nkv, 3]: (page, kv head, offset) of each position of the window."""
-    shape = [n, far, s.kv_heads, 1]
-    heads = np.arange(s.kv_heads).reshape(1, 1, -1, 1)
-    parts = (over(f, page, [2, 3]), heads, over(f, offset, [2, 3]))
-    return f("Concat", *(f("Expand", part, shape) for part in parts), axis=3)
 
 
 def _context(f: Text, s: Sizes, where: str, exists: str, n: int, far: int, which: int) -> str:
