@@ -42,31 +42,39 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     for row, slot in enumerate(slots):
         if slot < 0 or counts[row] == 0:
             continue
-        legal = (ids < int(attrs["vocab"])) & ~np.isnan(logits[row])
-        best[row, :2] = -np.inf, -1
-        if legal.any():
-            largest = logits[row][legal].max()
-            best[row, :2] = largest, ids[legal][logits[row][legal] == largest].min()
+        best[row, :2] = best_of(logits[row], ids, int(attrs["vocab"]))
     return (best,)
+
+
+def best_of(logits: Array, ids: Array, vocab: int) -> tuple[float, int]:
+    """(the largest logit, the lowest id that has it), of ids from 0 to `vocab`; else (−∞, −1)."""
+    legal = (ids >= 0) & (ids < vocab) & ~np.isnan(logits)
+    if not legal.any():
+        return -np.inf, -1
+    largest = logits[legal].max()
+    return largest, int(ids[legal][logits[legal] == largest].min())
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The largest logit, then the lowest id that has it."""
     f, wide = Text(), OP.named(attrs, specs)["logits"].dims[1]
     ids = f("Add", f("Range", 0, wide, 1), f.long("first"))
-    legal = f(
-        "And", over(f, f("Less", ids, int(attrs["vocab"])), [0]), f("Equal", "logits", "logits")
-    )
-    least = f("Div", -1.0, 0.0)
-    known = f("Where", legal, "logits", least)
-    largest = f("ReduceMax", known, [1], keepdims=1)
-    its = f("And", legal, f("Equal", known, largest))
-    id = f("ReduceMin", f("Where", its, over(f, ids, [0]), NO_ID), [1], keepdims=1)
-    id = f("Where", f("Less", id, NO_ID), id, -1)
+    largest, id = best_nodes(f, "logits", over(f, ids, [0]), int(attrs["vocab"]))
     nothing = f("Sub", id, id)
     rest = f.cast(f("Concat", id, nothing, nothing, axis=1), DType.F32)
     f("Concat", largest, rest, out="best", axis=1)
     return f.function("draft_best", OP.inputs, OP.outputs)
+
+
+def best_nodes(f: Text, logits: str, ids: str, vocab: int) -> tuple[str, str]:
+    """`best_of` of each row, f32 and int64 [rows,1]; `ids` int64 [1 or rows, logits of a row]."""
+    legal = f("And", f("GreaterOrEqual", ids, 0), f("Less", ids, vocab))
+    legal = f("And", legal, f("Equal", logits, logits))
+    known = f("Where", legal, logits, f("Div", -1.0, 0.0))  # −∞, which may be the largest
+    largest = f("ReduceMax", known, [1], keepdims=1)
+    best = f("And", legal, f("Equal", known, largest))
+    id = f("ReduceMin", f("Where", best, ids, NO_ID), [1], keepdims=1)
+    return largest, f("Where", f("Less", id, NO_ID), id, -1)
 
 
 OP = serve(

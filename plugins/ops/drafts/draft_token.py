@@ -17,9 +17,8 @@ from spark_engine.plugins.common.sequence_tiles import over, read_rows
 from spark_engine.plugins.kernels.drafts import draft_token_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.drafts import round_operands as rounds
+from spark_engine.plugins.ops.drafts.draft_best import best_nodes, best_of
 from spark_engine.tensors import Array, DType, TensorSpec
-
-NO_ID = 1 << 30
 
 
 def ascending(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
@@ -56,10 +55,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         ids, values = known, logits[row]
         if pairs:
             values, ids = values[::4], values[1::4].astype(np.int64)
-        legal = (ids >= 0) & (ids < int(attrs["vocab"])) & ~np.isnan(values)
-        if legal.any():
-            largest = values[legal].max()
-            tokens[row] = ids[legal][values[legal] == largest].min()
+        tokens[row] = max(best_of(values, ids, int(attrs["vocab"]))[1], 0)
         ends[row] = starts[row] + 1
         drafts[slot, int(attrs["index"])] = tokens[row]
     return tokens, ends, drafts
@@ -76,15 +72,9 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     else:
         ids = f.long("shortlist") if int(attrs["shortlist"]) else f("Range", 0, wide, 1)
         ids = over(f, ids, [0])
-    legal = f("And", f("GreaterOrEqual", ids, 0), f("Less", ids, int(attrs["vocab"])))
-    legal = f("And", legal, f("Equal", logits, logits))
-    least = f("Div", -1.0, 0.0)  # −∞, which may be the largest of a row
-    known = f("Where", legal, logits, least)
-    largest = f("ReduceMax", known, [1], keepdims=1)
-    best = f("And", legal, f("Equal", known, largest))
-    token = f("ReduceMin", f("Where", best, ids, NO_ID), [1], keepdims=0)
+    token = f("Squeeze", best_nodes(f, logits, ids, int(attrs["vocab"]))[1], [1])
     live = f("Greater", rows.counts, 0)
-    token = f("Where", f("And", live, f("Less", token, NO_ID)), token, 0)
+    token = f("Where", live, f("Max", token, 0), 0)
     tokens = f.cast(token, DType.I32, out="token")
     f.cast(f("Where", live, f("Add", rows.starts, 1), 0), DType.I32, out="next_starts")
     slot = over(f, f("Where", live, rows.slots, -1), [1])
