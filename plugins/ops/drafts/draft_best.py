@@ -6,6 +6,7 @@ f32. `draft_token` with `pairs` continues from the results of all ranks, side by
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spark_engine.named import Named
 from spark_engine.op import Attrs, Op
@@ -46,7 +47,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     return (best,)
 
 
-def best_of(logits: Array, ids: Array, vocab: int) -> tuple[float, int]:
+def best_of(logits: Array, ids: NDArray[np.int64], vocab: int) -> tuple[float, int]:
     """(the largest logit, the lowest id that has it), of ids from 0 to `vocab`; else (−∞, −1)."""
     legal = (ids >= 0) & (ids < vocab) & ~np.isnan(logits)
     if not legal.any():

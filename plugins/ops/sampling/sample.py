@@ -223,7 +223,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("sample", OP.names(attrs, len(specs)), made)
 
 
-def store_tokens(f: Text, attrs: Attrs, rows: Sampled, chosen: str, n: int | str) -> None:
+def store_tokens(f: Text, attrs: Attrs, rows: Sampled, chosen: str, n: int) -> None:
     """Writes the ids `chosen` [rows,1] to `next_tokens` and, without drafts, `last_tokens_out`."""
     tokens = f("Identity", f.cast(f("Reshape", chosen, [n]), DType.I32), out="next_tokens")
     if not attrs.get("drafts", 0):
