@@ -5,7 +5,7 @@ import numpy as np
 from spark_engine.op import Case
 from spark_engine.tensors import Array
 from tests.plugins.cases.drafts import rounds
-from tests.plugins.cases.drafts.rounds import UNITS, WILD, Round
+from tests.plugins.cases.drafts.rounds import UNITS, WILD, Round, without_scratch
 
 
 def _case(given: Round, hold: int) -> Case:
@@ -30,13 +30,8 @@ def _case(given: Round, hold: int) -> Case:
         return (sampled.reshape(-1), ids, *states, *given.rows_of(starts))
 
     return Case(
-        f"{rounds.label(given)}, {hold} hold", {"tile": given.tile}, make, ignore=_without_scratch
+        f"{rounds.label(given)}, {hold} hold", {"tile": given.tile}, make, ignore=without_scratch(2)
     )
-
-
-def _without_scratch(outputs: tuple[Array, ...]) -> None:
-    for state in outputs[2:]:
-        state[-1] = 0
 
 
 CASES = (

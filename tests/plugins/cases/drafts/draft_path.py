@@ -6,7 +6,7 @@ from spark_engine.op import Case
 from spark_engine.plugins.common.random_arrays import normal
 from spark_engine.tensors import Array, DType
 from tests.plugins.cases.drafts import rounds
-from tests.plugins.cases.drafts.rounds import UNITS, WILD, Round
+from tests.plugins.cases.drafts.rounds import UNITS, WILD, Round, without_scratch
 
 
 def _case(given: Round, r: int, top: int, dtype: DType = DType.F32, held: int = 0) -> Case:
@@ -30,11 +30,7 @@ def _case(given: Round, r: int, top: int, dtype: DType = DType.F32, held: int = 
         return ids, values, query, *books, last, drafts, slots, counts
 
     label = f"{rounds.label(given)}, {top} of rank {r}, {dtype}"
-    return Case(label, {"tile": given.tile}, make, ignore=_without_scratch)
-
-
-def _without_scratch(outputs: tuple[Array, ...]) -> None:
-    outputs[0][-1] = 0
+    return Case(label, {"tile": given.tile}, make, ignore=without_scratch(0))
 
 
 _BLOCKS = Round(8, (3, -1, 0, 6, 5), (8, 0, 8, 8, 0))

@@ -4,7 +4,7 @@ import numpy as np
 
 from spark_engine.op import Case
 from spark_engine.tensors import Array
-from tests.plugins.cases.drafts.rounds import UNITS, WILD
+from tests.plugins.cases.drafts.rounds import UNITS, WILD, without_scratch
 
 
 def _broken(rng: np.random.Generator, logits: Array) -> None:
@@ -53,11 +53,7 @@ def _case(
         return (logits, *([ids.astype(np.int32)] if short else []), *ints)
 
     attrs = {"index": index, "shortlist": int(short), "vocab": vocab, "pairs": pairs}
-    return Case(label, attrs, make, ignore=_without_scratch, bench=bench)
-
-
-def _without_scratch(outputs: tuple[Array, ...]) -> None:
-    outputs[2][-1] = 0
+    return Case(label, attrs, make, ignore=without_scratch(2), bench=bench)
 
 
 CASES = (

@@ -5,7 +5,7 @@ import numpy as np
 from spark_engine.op import Case
 from spark_engine.tensors import Array
 from tests.plugins.cases.drafts import rounds
-from tests.plugins.cases.drafts.rounds import UNITS, WILD
+from tests.plugins.cases.drafts.rounds import UNITS, WILD, without_scratch
 
 SLOTS, STARTS, COUNTS = (3, -1, 0, 6, 5, 1), (61, WILD, 0, 90, 18, 130), (4, 0, 1, 8, 0, 2)
 
@@ -33,11 +33,7 @@ def _case(label: str, ids: int, least: int, held: int, page: int = 16, most: int
         rows = [np.asarray(x, np.int32) for x in (SLOTS, STARTS, COUNTS)]
         return (pages, table, *(np.asarray(x, np.int32) for x in (last, drafts)), *rows)
 
-    return Case(label, {"least": least, "held": held}, make, ignore=_without_scratch)
-
-
-def _without_scratch(outputs: tuple[Array, ...]) -> None:
-    outputs[1][-1] = 0
+    return Case(label, {"least": least, "held": held}, make, ignore=without_scratch(1))
 
 
 CASES = (

@@ -61,6 +61,16 @@ def paged(rng: np.random.Generator, page: int, tokens: int) -> tuple[Array, Arra
     return pages, table
 
 
+def without_scratch(first: int) -> Callable[[tuple[Array, ...]], None]:
+    """An `ignore` for the last unit of the states, which are the results from `first` on."""
+
+    def ignore(outputs: tuple[Array, ...]) -> None:
+        for state in outputs[first:]:
+            state[-1] = 0
+
+    return ignore
+
+
 def label(given: Round) -> str:
     """The label of a case with this round."""
     return f"{given.rows} rows of {given.tile}"

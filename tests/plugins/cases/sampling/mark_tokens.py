@@ -4,6 +4,7 @@ import numpy as np
 
 from spark_engine.op import Case, Inputs
 from spark_engine.tensors import Array
+from tests.plugins.cases.drafts.rounds import without_scratch
 
 
 def _inputs(
@@ -31,15 +32,11 @@ def _inputs(
     return make
 
 
-def _without_scratch(outputs: tuple[Array, ...]) -> None:
-    outputs[0][-1] = 0
-
-
 def _case(
     label: str, tile: int, slots: tuple[int, ...], starts: tuple[int, ...], counts: tuple[int, ...]
 ) -> Case:
     return Case(
-        label, {"tile": tile}, _inputs(slots, starts, counts, tile), ignore=_without_scratch
+        label, {"tile": tile}, _inputs(slots, starts, counts, tile), ignore=without_scratch(0)
     )
 
 
