@@ -15,7 +15,6 @@ from typing import Any
 
 from spark_engine.models.config.model_config import FULL
 from spark_engine.models.weights.stored_model import Model
-from spark_engine.plugins.state.replay_ring import ring_bytes
 from spark_engine.tensors import DType, TensorSpec
 
 H200_BANDWIDTH = 4.3e12  # bytes a second; reads, as measured on the card
@@ -27,6 +26,14 @@ _STORED = {
     DType.U8: "linear-nvfp4",
     DType.I32: "linear-int4",
 }
+
+
+def ring_bytes(length: int, keys: int, values: int, key_dim: int, value_dim: int) -> float:
+    """Bytes that a step moves of one slot's ring once it is full: the other records' keys, of
+    their deltas those that some group has not folded in (half of them), and a new record."""
+    others = length - 1
+    floats = (others + 1) * (keys * key_dim + values) + (others / 2 + 1) * values * value_dim
+    return 4 * floats
 
 
 @dataclass(frozen=True)

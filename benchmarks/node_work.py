@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from benchmarks.byte_floors import ring_bytes
 from spark_engine.builder.native.tactics import Work
 from spark_engine.builder.native.timing_inputs import launch_of, operands
 from spark_engine.operand import Role
-from spark_engine.plugins.state.replay_ring import ring_bytes
 from spark_engine.tensors import TensorSpec
 
 L2_SHARE = 0.5  # of the cache that one tensor may take and still be there for the next node

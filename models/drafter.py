@@ -73,7 +73,7 @@ def _layer(c: DrafterConfig, name: str) -> BlockLayer:
     gate, up = (Linear(f"{name}.mlp.{n}_proj", c.intermediate, c.hidden) for n in ("gate", "up"))
     mixer = BlockAttention(
         own,
-        c,
+        config=c,
         **{n: Linear(f"{own}.{n}_proj", rows, c.hidden) for n, rows in sizes.items()},
         o=Linear(f"{own}.o_proj", c.hidden, q),
         q_norm=_norm(f"{own}.q_norm", c.head_dim),

@@ -9,9 +9,7 @@ type's files have one, a vision tower if config.json describes one.
 """
 
 import hashlib
-import json
-import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -24,19 +22,16 @@ from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.expected_tensors import Expected
 from spark_engine.models.checkpoint.files import (
     CONFIGS,
-    DTYPES,
     Checkpoint,
     StoredTensor,
     read_json,
 )
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect
 from spark_engine.models.checkpoint.tensor_list import Linear, Row, Tensor, ValueKind
-from spark_engine.models.checkpoint.weight_files import INDEX
 from spark_engine.tensors import Array, DType
 
 MARK = "synthetic.json"
 NOWHERE = "(drawn)"  # the "file" of a drawn tensor
-SHARD = 4 << 30  # approximate bytes of a written shard
 AMAX = 8.0  # the activations' maximum that the input scales assume
 ROUTER_STD = 0.2  # over inputs of norm one: logits far enough apart to spread the choice
 _STDS = {ValueKind.EMBEDDING: 1.0, ValueKind.ROUTER: ROUTER_STD}
@@ -115,52 +110,6 @@ def open_synthetic(
     drawn = [StoredTensor(e.name, e.dtypes[0], e.shapes[0], NOWHERE, 0) for e in stored]
     tensors = MappingProxyType({t.name: t for t in drawn})
     return Synthetic(folder, tensors, {}, expected, seed)
-
-
-def write_checkpoint(checkpoint: Synthetic, folder: Path, shard_bytes: int = SHARD) -> None:
-    """Writes the drawn tensors as sharded safetensors with an index, and the JSON files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in CONFIGS:
-        if (checkpoint.path / file).is_file():
-            (folder / file).write_bytes((checkpoint.path / file).read_bytes())
-    shards = list(_shards(checkpoint, shard_bytes))
-    weight_map: dict[str, str] = {}
-    for i, names in enumerate(shards, 1):
-        file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
-        _write_shard(checkpoint, names, folder / file)
-        weight_map |= dict.fromkeys(names, file)
-    total = sum(t.nbytes for t in checkpoint.tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / INDEX).write_text(json.dumps(index, indent=1))
-
-
-def _shards(checkpoint: Synthetic, shard_bytes: int) -> Iterator[list[str]]:
-    names: list[str] = []
-    size = 0
-    for name, tensor in checkpoint.tensors.items():
-        if names and size + tensor.nbytes > shard_bytes:
-            yield names
-            names, size = [], 0
-        names.append(name)
-        size += tensor.nbytes
-    yield names
-
-
-def _write_shard(checkpoint: Synthetic, names: list[str], path: Path) -> None:
-    spelled = {dtype: name for name, dtype in DTYPES.items()}
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name in names:
-        t = checkpoint.tensors[name]
-        row = {"dtype": spelled[t.dtype], "shape": list(t.shape)}
-        header[name] = row | {"data_offsets": [end, end + t.nbytes]}
-        end += t.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for name in names:
-            file.write(checkpoint.read(name).reshape(-1).view(np.uint8).data)
 
 
 def _draw(rng: np.random.Generator, tensor: StoredTensor, row: Row) -> Array:

@@ -41,11 +41,9 @@ from spark_engine.plugins.ops.ranks import all_reduce, gather_logits, reduce_nor
 from spark_engine.plugins.ops.rowwise import (
     act_quant,
     embed,
-    fp8_block_quant,
-    fp8_quant,
     last_rows,
-    nvfp4_quant,
     nvfp4_widen,
+    quantisers,
     sigmoid_gate,
     silu_mul,
 )
@@ -62,9 +60,7 @@ OPS: tuple[Op, ...] = (
     embed.OP,
     mark_tokens.OP,
     rms_norm.OP,
-    fp8_quant.OP,
-    fp8_block_quant.OP,
-    nvfp4_quant.OP,
+    *quantisers.OPS,
     nvfp4_widen.OP,
     norm_quant.OP,
     *linear.OPS,

@@ -103,7 +103,7 @@ class Op:
         body: (attrs, input specs) -> one ONNX function in ONNX's textual syntax (opset 23),
             named like the op in domain `spark`; its formal inputs and outputs are in the op's
             order and have its names (a repeated result is numbered `x0, x1`).
-        cases: seeded examples.
+        cases: seeded examples, if a few lines make them; else `tests/plugins/cases/` has them.
         dims: names of dimensions: an attribute, a formula, or what a node has there. Other names
             are attributes of that name, or what the first operand with them has; `tokens` are
             rows·tile where rows have tiles.
@@ -121,7 +121,7 @@ class Op:
     attrs: Mapping[str, Attr | None]
     reference: Reference
     body: Body
-    cases: tuple[Case, ...]
+    cases: tuple[Case, ...] = ()
     dims: Rules = field(default_factory=dict)
     legal: Mapping[str, tuple[Attr, ...]] = field(default_factory=dict)
     check: Callable[[Named], str | None] | None = None

@@ -9,7 +9,7 @@ import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -185,6 +185,24 @@ def _compressed(format: str, ignore: list[str]) -> Json:
         "ignore": ["re:.*lm_head" if m.endswith("lm_head") else m for m in ignore],
         "kv_cache_scheme": None,
     }
+
+
+class Drawn(Protocol):
+    """A synthetic checkpoint of the package."""
+
+    path: Path
+    tensors: Mapping[str, Any]
+
+    def read(self, name: str) -> Array: ...
+
+
+def write_drawn(checkpoint: Drawn, folder: Path, shards: int) -> None:
+    """Writes the drawn tensors, and copies the configs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in checkpoint.path.glob("*.json"):
+        if file.name != "synthetic.json":
+            (folder / file.name).write_bytes(file.read_bytes())
+    write_shards(folder, {name: checkpoint.read(name) for name in checkpoint.tensors}, shards)
 
 
 def write_shards(path: Path, tensors: Mapping[str, Array], shards: int) -> None:

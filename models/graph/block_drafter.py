@@ -14,10 +14,10 @@ import onnx_graphsurgeon as gs
 
 from spark_engine.models.checkpoint.tensor_list import Linear, Tensor
 from spark_engine.models.config.drafter_config import DrafterConfig
+from spark_engine.models.graph.gated_attention import HeadProjections, kv_pages
 from spark_engine.models.graph.mlp import Swiglu
 from spark_engine.models.graph.writer import Writer, state_out
 from spark_engine.models.weights import recipes
-from spark_engine.tensors import TensorSpec
 
 Block = Callable[[gs.Variable], gs.Variable]
 Logits = Callable[[gs.Variable], tuple[gs.Variable, Sequence[gs.Variable]]]
@@ -47,27 +47,18 @@ class BlockConv:
 
 
 @dataclass(frozen=True)
-class BlockAttention:
+class BlockAttention(HeadProjections):
     """Shapes: q [heads·D, H], k and v [kv_heads·D, H], o [H, heads·D], the norms [D]."""
 
-    name: str
     config: DrafterConfig
-    q: Linear
-    k: Linear
-    v: Linear
-    o: Linear
-    q_norm: Tensor
-    k_norm: Tensor
 
     def append(self, w: Writer, context: gs.Variable, layer: str) -> None:
         """Stores keys and values of the context [tokens, H] in the layer's pages."""
         c = self.config
-        shape = (w.limits.pages + 1, c.kv_heads, w.limits.page_size, c.head_dim)
-        names = [f"{layer}.{page}" for page in ("k_pages", "v_pages")]
-        pages = [w.state(TensorSpec(n, w.precision.kv_storage, shape), "page") for n in names]
+        pages = kv_pages(w, layer, c.kv_heads, c.head_dim)
         kv = w.concat([w.project(context, part) for part in (self.k, self.v)], f"{self.name}.kv")
         operands = [kv, *self._keys(w), *pages, w["page_table"], *w.rows]
-        w.op("append_kv", operands, [state_out(n) for n in names], **self._attrs(w))
+        w.op("append_kv", operands, [state_out(p.name) for p in pages], **self._attrs(w))
 
     def attend(self, w: Writer, h: gs.Variable, layer: str) -> gs.Variable:
         """The attention of normed h [tokens, H] of a block."""

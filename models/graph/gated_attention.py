@@ -20,13 +20,8 @@ from spark_engine.tensors import DType, TensorSpec
 
 
 @dataclass(frozen=True)
-class GatedAttention:
-    """Projections, norms of q and k, rotation, attention, output gate, projection.
-
-    Shapes: q [2·heads·D, H] with each head's gate rows after its query rows, k and v [kv_heads·D,
-        H], o [H, heads·D], q_norm and k_norm [D]. `k_scales` and `v_scales`: the possible names of
-        an FP8 cache's scales.
-    """
+class HeadProjections:
+    """The projections of an attention, and the norms of its heads' queries and keys."""
 
     name: str
     q: Linear
@@ -35,6 +30,24 @@ class GatedAttention:
     o: Linear
     q_norm: Tensor
     k_norm: Tensor
+
+
+def kv_pages(w: Writer, layer: str, kv_heads: int, head_dim: int) -> list[gs.Variable]:
+    """The states that hold a layer's keys and values, new to the graph."""
+    shape = (w.limits.pages + 1, kv_heads, w.limits.page_size, head_dim)
+    specs = (TensorSpec(f"{layer}.{n}_pages", w.precision.kv_storage, shape) for n in "kv")
+    return [w.state(spec, "page") for spec in specs]
+
+
+@dataclass(frozen=True)
+class GatedAttention(HeadProjections):
+    """Projections, norms of q and k, rotation, attention, output gate, projection.
+
+    Shapes: q [2·heads·D, H] with each head's gate rows after its query rows, k and v [kv_heads·D,
+        H], o [H, heads·D], q_norm and k_norm [D]. `k_scales` and `v_scales`: the possible names of
+        an FP8 cache's scales.
+    """
+
     k_scales: tuple[Tensor, ...]
     v_scales: tuple[Tensor, ...]
 
@@ -45,11 +58,8 @@ class GatedAttention:
         return y
 
     def pages(self, w: Writer, layer: str) -> list[gs.Variable]:
-        """The states that hold keys and values, new to the graph."""
-        c, kv = w.config, w.precision.kv_storage
-        shape = (w.limits.pages + 1, c.kv_heads, w.limits.page_size, c.head_dim)
-        names = (f"{layer}.k_pages", f"{layer}.v_pages")
-        return [w.state(TensorSpec(name, kv, shape), "page") for name in names]
+        """`kv_pages` of the layer."""
+        return kv_pages(w, layer, w.config.kv_heads, w.config.head_dim)
 
     def attend(
         self, w: Writer, x: gs.Variable, pages: Sequence[gs.Variable], updates: Sequence[str]

@@ -38,19 +38,6 @@ def silu(f: Text, x: str) -> str:
     return f("Div", x, f("Add", f("Exp", f("Neg", x)), 1.0))
 
 
-def softplus(f: Text, x: str) -> str:
-    """log(1 + exp(x)) = max(x, 0) + log1p(exp(-|x|)), with Kahan's log1p.
-
-    log1p(e) = log(u)·e/(u - 1) for u = 1 + e rounded, and e itself where u is 1.
-    """
-    e = f("Exp", f("Neg", f("Abs", x)))
-    u = f("Add", e, 1.0)
-    lost = f("Equal", u, 1.0)
-    gap = f("Where", lost, 1.0, f("Sub", u, 1.0))
-    log1p = f("Where", lost, e, f("Div", f("Mul", f("Log", u), e), gap))
-    return f("Add", f("Max", x, 0.0), log1p)
-
-
 def row_sum(f: Text, x: str, width: int) -> str:
     """Σ over the last axis of `x` [..., width], kept as 1.
 

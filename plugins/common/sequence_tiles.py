@@ -17,11 +17,6 @@ def continues(slots: Array, row: int) -> bool:
     return bool(row > 0 and slots[row] >= 0 and slots[row] == slots[row - 1])
 
 
-def ends(slots: Array, row: int) -> bool:
-    """True if tile `row` is its sequence's last tile in this launch."""
-    return bool(slots[row] >= 0 and not (row + 1 < len(slots) and continues(slots, row + 1)))
-
-
 def state_rows(slots: Array, starts: Array, prefill: Sequence[Array]) -> tuple[Array, Array]:
     """i32 [rows] twice, of a launch's states: the state from which each row begins, the one to
     which it saves or −1.

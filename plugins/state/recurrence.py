@@ -24,7 +24,7 @@ from spark_engine.plugins.common.sequence_tiles import (
     state_rows,
     store_tiles,
 )
-from spark_engine.plugins.state import replay_ring_nodes, round_ring_nodes
+from spark_engine.plugins.state import replay_ring_nodes as nodes
 from spark_engine.plugins.state.replay_ring import (
     Ring,
     Update,
@@ -169,19 +169,11 @@ def step_body(
     """One token of every row, or a round; `tokens`: operands with a row a token. Written to `o` and
     `outs` (the state, [the ring])."""
     ring, rows = ring_of(node.attrs), read_rows(f, "slots", "starts", "counts")
-    if ring and ring.drafts:
-        _round(f, node, rule, tokens, ring, rows, outs)
-        return
     if ring is None:
         new = rule(rows, tokens, _plain(f, rows), "o").state
+        _store(f, rows.slots, nodes.narrowed(f, new, node["gdn_state"].dtype), outs[0])
     else:
-        lag = replay_ring_nodes.catch_up(f, ring, rows, "gdn_state", "gdn_ring")
-        step = rule(rows, tokens, lag.state, "o")
-        new = f("Where", replay_ring_nodes.folds(f, ring, rows), step.state, lag.stored)
-    new = replay_ring_nodes.narrowed(f, new, node["gdn_state"].dtype)
-    _store(f, rows.slots, new, outs[0])
-    if ring is not None:
-        replay_ring_nodes.append(f, ring, rows, lag, (step.delta, step.k, step.g), outs[1])
+        _round(f, node, rule, tokens, ring, rows, outs)
 
 
 def _round(
@@ -195,7 +187,7 @@ def _round(
 ) -> None:
     """Token after token of every row, each a step of one; see `replay_ring.StoredState`."""
     n, h, dtype = node.dim("rows"), ring.heads, node["gdn_state"].dtype
-    held = round_ring_nodes.opened(f, ring, rows, dtype)
+    held = nodes.opened(f, ring, rows, dtype)
     made, certain = [], ""
     for j in range(h.tile):
         left = f("Max", f("Sub", rows.counts, j), 0)
@@ -203,18 +195,18 @@ def _round(
         position = f("Add", rows.starts, known)
         there = f("Greater", left, 0)
         given = tuple(_token(f, name, n, h.tile, j) for name in tokens)
-        state = round_ring_nodes.before(f, held, position)
+        state = nodes.before(f, held, position)
         step = rule(replace(rows, counts=left), given, state, f.fresh())
-        token = step.delta, step.k, step.g
-        held = round_ring_nodes.append(f, held, position, there, token)
-        held = round_ring_nodes.fold(f, held, position, there, step.state)
+        held = nodes.append(f, held, position, there, (step.delta, step.k, step.g))
+        held = nodes.fold(f, held, position, there, step.state)
         certain = certain or held.state
         made.append(f("Unsqueeze", step.o, [1]))
     f("Reshape", f("Concat", *made, axis=1), [n * h.tile, h.values * h.value_dim], out="o")
-    has = over(f, f("Greater", rows.counts, 0), [1, 2])
-    state = f("Where", over(f, has, [3]), certain, held.stored)
-    _store(f, rows.slots, replay_ring_nodes.narrowed(f, state, dtype), outs[0])
-    round_ring_nodes.end_round(f, held, rows, has, outs[1])
+    has = f("Greater", rows.counts, 0)
+    if ring.drafts:
+        certain = f("Where", over(f, has, [1, 2, 3]), certain, held.stored)
+    _store(f, rows.slots, nodes.narrowed(f, certain, dtype), outs[0])
+    nodes.end_round(f, held, rows, has, outs[1])
 
 
 def _token(f: Text, name: str, rows: int, tile: int, j: int) -> str:
@@ -237,17 +229,11 @@ def tile_body(f: Text, node: Named, rule: TileRule) -> None:
     """A prefill's tiles: written to `o`, `state_out` and `ring_out`."""
     ring, n = ring_of(node.attrs), node.dim("rows")
     rows = read_tiles(f, n)
-
-    def store(state: str) -> None:
-        store_tiles(f, rows, n, "gdn_state", rule(rows, state), "state_out")
-
     if ring is None:
-        store(_plain(f, rows))
-    elif ring.drafts:
-        held = round_ring_nodes.opened(f, ring, rows, node["gdn_state"].dtype)
-        store(round_ring_nodes.before(f, held, rows.starts))
-        round_ring_nodes.settle(f, held, rows, n, "ring_out")
+        old = _plain(f, rows)
     else:
-        lag = replay_ring_nodes.catch_up(f, ring, rows, "gdn_state", "gdn_ring")
-        store(lag.state)
-        replay_ring_nodes.settle(f, ring, rows, n, lag, "ring_out")
+        held = nodes.opened(f, ring, rows, node["gdn_state"].dtype)
+        old = nodes.before(f, held, rows.starts)
+    store_tiles(f, rows, n, "gdn_state", rule(rows, old), "state_out")
+    if ring is not None:
+        nodes.settle(f, held, rows, n, "ring_out")

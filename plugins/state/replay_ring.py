@@ -169,14 +169,6 @@ def ring_width(key_heads: int, value_heads: int, key_dim: int, value_dim: int) -
     return Ring(LEAST, Heads(1, key_heads, value_heads, key_dim, value_dim)).width
 
 
-def ring_bytes(length: int, keys: int, values: int, key_dim: int, value_dim: int) -> float:
-    """Bytes that a step moves of one slot's ring once it is full: the other records' keys, of
-    their deltas those that some group has not folded in (half of them), and a new record."""
-    others = length - 1
-    floats = (others + 1) * (keys * key_dim + values) + (others / 2 + 1) * values * value_dim
-    return 4 * floats
-
-
 class StoredState:
     """One slot while a launch steps over it.
 

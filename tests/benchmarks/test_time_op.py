@@ -16,6 +16,7 @@ from spark_engine.kernel import GB10, H200
 from spark_engine.plugins.registry import OPS, REGISTRY
 from spark_engine.tensors import DType, TensorSpec
 from tests.plugins import cuda_node
+from tests.plugins.cases.seeded import seeded
 
 DENSE, MIXTURE = "qwen36-27b", "qwen36-35b-a3b"
 
@@ -126,10 +127,10 @@ def test_a_fake_timer_takes_the_tactics_in_turns(
 
 
 def test_declared_cases_are_timed_as_nodes() -> None:
-    ops = [op for op in OPS if any(case.bench for case in op.cases)]
+    ops = [op for op in OPS if any(case.bench for case in seeded(op))]
     assert len(ops) > 15
     for op in ops:
-        for case in (case for case in op.cases if case.bench):
+        for case in (case for case in seeded(op) if case.bench):
             work = time_op.of_case(op, case).work
             given = op.given(case.attrs)
             needed = [operand for operand in given if not operand.optional]
@@ -138,7 +139,7 @@ def test_declared_cases_are_timed_as_nodes() -> None:
             assert time_op.floor_of(work, H200)[0] >= 0
     assert any(time_op.takers(one.work, H200) for one in time_op.asked(
         time_op.arguments(["nvfp4_linear", "--cases"]), H200))  # fmt: skip
-    quantised = next(c for c in REGISTRY["nvfp4_linear"].cases if c.bench)
+    quantised = next(c for c in seeded(REGISTRY["nvfp4_linear"]) if c.bench)
     assert 1 in time_op.of_case(REGISTRY["nvfp4_linear"], quantised).work.cold, "its weights"
 
 

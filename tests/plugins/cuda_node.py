@@ -19,6 +19,7 @@ from spark_engine.device.gpu import Gpu
 from spark_engine.kernel import Launch, Plan, Pointer, Tactic, Target
 from spark_engine.op import Case, Op, Tolerance
 from spark_engine.tensors import Array, DType, TensorSpec
+from tests.plugins.cases.seeded import seeded
 from tests.plugins.packed_node import packed_arrays as packed_arrays
 from tests.plugins.packed_node import packed_specs as packed_specs
 from tests.plugins.packed_node import specs_of as specs_of
@@ -56,8 +57,8 @@ def as_bf16(op: Op, case: Case) -> Case | None:
 
 def cases_of(op: Op) -> list[Case]:
     """The op's cases and their bf16 variants."""
-    variants = (as_bf16(op, case) for case in op.cases)
-    return [*op.cases, *(v for v in variants if v is not None)]
+    variants = (as_bf16(op, case) for case in seeded(op))
+    return [*seeded(op), *(v for v in variants if v is not None)]
 
 
 # ---- packing and planning ------------------------------------------------------------------------

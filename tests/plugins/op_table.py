@@ -9,6 +9,7 @@ from itertools import groupby
 from spark_engine.op import Op
 from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins import registry
+from tests.plugins.cases.seeded import seeded
 from tests.repository import ROOT
 
 PAGE = ROOT / "docs" / "graph.md"
@@ -61,7 +62,7 @@ def _text(member: Operand | Result) -> str:
 
 
 def _fused(op: Op) -> str:
-    chains = (op.fuses(case.attrs) for case in op.cases) if op.fuses else ()
+    chains = (op.fuses(case.attrs) for case in seeded(op)) if op.fuses else ()
     parts = dict.fromkeys(part.op for chain in chains for part in chain.parts)
     quantisers = {o.name for o in registry.OPS if o.quantises}
     return ", ".join(dict.fromkeys("quantisers" if p in quantisers else p for p in parts))

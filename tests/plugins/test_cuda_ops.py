@@ -14,9 +14,10 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 from spark_engine.op import Case, Op, Tolerance  # noqa: E402
 from spark_engine.plugins import registry  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
+from tests.plugins.cases.seeded import seeded
 
 OPS = [op for op in registry.OPS if op.cuda.tactics]
-PAIRS = [pytest.param(op, case, id=f"{op.name}-{case.label}") for op in OPS for case in op.cases]
+PAIRS = [pytest.param(op, case, id=f"{op.name}-{case.label}") for op in OPS for case in seeded(op)]
 
 
 def arrays_of(op: Op, case: Case) -> tuple[np.ndarray, ...]:
@@ -75,7 +76,7 @@ def test_an_error_is_small_next_to_its_row() -> None:
 
 def test_a_case_in_f32_becomes_one_in_bf16() -> None:
     for op in registry.OPS:
-        for case in op.cases:
+        for case in seeded(op):
             made = cuda_node.as_bf16(op, case)
             if made is None:
                 continue

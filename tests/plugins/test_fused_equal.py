@@ -18,6 +18,7 @@ from spark_engine.plugins.formats.registry import FORMATS
 from spark_engine.plugins.ops.moe import grouped_moe
 from spark_engine.tensors import Array, DType
 from tests.plugins import one_node
+from tests.plugins.cases.seeded import seeded
 from tests.plugins.one_node import Node, run_graph
 
 QUANTS = [("fp8", 1), ("fp8", 3), ("fp8_block", 1), ("nvfp4", 1), ("nvfp4", 2), ("fp8_token", 1)]
@@ -82,7 +83,7 @@ def has_bf16_add(op: Op, case: Case) -> bool:
 FUSED = [
     pytest.param(op, case, id=f"{op.name}-{case.label}")
     for op in registry.OPS
-    for case in op.cases
+    for case in seeded(op)
     if op.fuses is not None and not has_bf16_add(op, case)
 ]
 
@@ -124,7 +125,7 @@ def families() -> list[Any]:
     """Of each fused op with quantisers the first f32 case of each of its other modes."""
     found = {}
     for op in registry.OPS:
-        for case in op.cases if op.fuses is not None and "quant" in op.attrs else ():
+        for case in seeded(op) if op.fuses is not None and "quant" in op.attrs else ():
             modes = (
                 (k, v)
                 for k, v in case.attrs.items()

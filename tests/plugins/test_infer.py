@@ -8,14 +8,15 @@ from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Op
 from spark_engine.plugins import registry
 from spark_engine.tensors import DType, TensorSpec
+from tests.plugins.cases.seeded import seeded
 from tests.plugins.one_node import row_wise, spec_of
 from tests.plugins.test_ops import arrays_of
 
-CASES = [(op, i) for op in registry.OPS if row_wise(op) for i in range(len(op.cases))]
+CASES = [(op, i) for op in registry.OPS if row_wise(op) for i in range(len(seeded(op)))]
 
 
 def specs_of(op: Op, index: int) -> tuple[Attrs, tuple[TensorSpec, ...]]:
-    case = op.cases[index]
+    case = seeded(op)[index]
     arrays = arrays_of(op, case)
     names = op.names(case.attrs, len(arrays))
     return case.attrs, tuple(spec_of(n, a) for n, a in zip(names, arrays, strict=True))

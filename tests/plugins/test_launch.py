@@ -10,6 +10,7 @@ from spark_engine.kernel import H200, NULL, Arg, Pointer, Scalar, Scratch
 from spark_engine.op import Op
 from spark_engine.plugins import launch, registry
 from spark_engine.plugins.launch import Kernel, Node, behind, node_of
+from tests.plugins.cases.seeded import seeded
 from tests.plugins.packed_node import declared, packed_specs, specs_of
 from tests.plugins.test_ops import arrays_of
 
@@ -78,7 +79,7 @@ def test_what_may_be_null_is_there_for_some_node(monkeypatch: pytest.MonkeyPatch
 
 def plans(op: Op) -> None:
     """Makes a plan of each case's node by every tactic that takes it."""
-    for case in op.cases if op.cuda.tactics else ():
+    for case in seeded(op) if op.cuda.tactics else ():
         if "bf16" not in f"{case.label} {case.attrs}" and "sample" not in op.name:
             continue
         packed = packed_specs(op, case.attrs, specs_of(op, case.attrs, arrays_of(op, case)))

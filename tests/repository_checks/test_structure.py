@@ -15,7 +15,7 @@ PLANNERS = [path for path in files("plugins/*.py") if path != LAUNCH]
 # Of several classes of plugins/, and of spark_engine/kernel.py: renamed when their files move.
 # And the name that users of the Python API expect: theirs are fields of a request, the engine's are
 # checked.
-SHARED_NAMES = {"Launch", "Problem", "SamplingParams", "Shape"}
+SHARED_NAMES = {"Problem", "SamplingParams", "Shape"}
 
 
 def _is_index(node: ast.expr) -> bool:

@@ -5,19 +5,13 @@ no CUDA.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from spark_engine.kernel import Pack, Plan
-from spark_engine.plugins.formats.weight_packing import padded
+from spark_engine.kernel import Plan
 from spark_engine.plugins.launch import Kernel, Node
-from spark_engine.tensors import DType, TensorSpec
 
 M16 = 16
 THREADS = 256
-U8 = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -45,37 +39,6 @@ def refuse(n: int, k: int) -> str | None:
             "fragments: pad the projection"
         )
     return None
-
-
-def pack(slab: int, per_byte: int, axes: tuple[int, ...], shape: tuple[int, ...]) -> Pack:
-    """The layout of a weight or its scales, `per_byte` elements of k a byte (or one per 16).
-
-    An m16 tile's k-slab [16, bytes] is seen as `shape` and its axes are put in the order `axes`; k
-    is filled up with zeros to whole k-slabs.
-    """
-
-    def laid_out(spec: TensorSpec) -> bool:
-        n, width = spec.dims
-        return refuse(n, width * per_byte) is None
-
-    def infer(attrs: object, spec: TensorSpec) -> TensorSpec:
-        if not laid_out(spec):
-            return spec
-        n, width = spec.dims
-        return replace(spec, shape=(n, padded(width, slab // per_byte)))
-
-    def apply(attrs: object, array: NDArray[np.generic]) -> NDArray[np.generic]:
-        if not laid_out(TensorSpec("w", DType.of(array.dtype), array.shape)):
-            return array
-        raw = array.view(np.uint8)
-        wide = np.pad(raw, ((0, 0), (0, -raw.shape[1] % (slab // per_byte))))
-        tiles = wide.reshape(-1, M16, wide.shape[1] // (slab // per_byte), slab // per_byte)
-        grid = tiles.transpose(0, 2, 1, 3).reshape(*tiles.shape[::2], *shape)
-        order = (0, 1, *(2 + a for a in axes))
-        packed: U8 = np.ascontiguousarray(grid.transpose(order)).reshape(wide.shape)
-        return packed.view(array.dtype)
-
-    return Pack(infer, apply)
 
 
 def plan(node: Node, form: Form) -> Plan:

@@ -4,12 +4,12 @@ k is RMS-normalised per head (the weight holds the +1) and rotated; v is unchang
 with the bits that `paged_attention` stores.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from spark_engine.kernel import Plan
-from spark_engine.op import Attr, Attrs, Case, Op
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Operand, Role
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
@@ -24,13 +24,12 @@ from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
 )
 from spark_engine.plugins.launch import Candidate, Kernel, Node, serve
 from spark_engine.plugins.ops.attention import paged_attention
-from spark_engine.plugins.ops.attention import paged_attention_cases as attention
 from spark_engine.plugins.ops.attention.paged_attention_nodes import (
     DIMS,
     LEGAL,
     append,
     check,
-    turned_keys,
+    turned,
 )
 from spark_engine.plugins.ops.attention.rope import places, rotate_array
 from spark_engine.plugins.state.paged_kv import SECTIONS, sizes_of, store
@@ -75,57 +74,10 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     both = f("Reshape", f.cast("kv", DType.F32), [n, 1, 2 * s.kv_heads, s.dim])
     both = f("Where", f("Reshape", f("Greater", rows.counts, 0), [n, 1, 1, 1]), both, 0.0)
     k, v = f.many(2, "Split", both, axis=2, num_outputs=2)
-    k = turned_keys(f, s, rows, k, longest, node)
+    _, k = turned(f, s, rows, {"k_norm": k}, longest, node)
     append(f, s, rows, page_ids(f, rows, node.dim("P+1")), (k, v), n, longest)
     return f.function(NAME, OP.inputs, OP.outputs)
 
-
-@dataclass(frozen=True)
-class Launch:
-    """Rows of an attention, with keys and values only."""
-
-    attention: attention.Launch
-
-    @property
-    def attrs(self) -> dict[str, Attr]:
-        return {k: v for k, v in self.attention.attrs.items() if k != "heads"}
-
-    def inputs(self, rng: np.random.Generator) -> tuple[Array, ...]:
-        kv, _, *rest = replace(self.attention, heads=0).inputs(rng)
-        return (kv, *rest)
-
-    def ignore(self, outputs: tuple[Array, ...]) -> None:
-        for pages in outputs:
-            pages[-1] = 0
-
-
-def _case(label: str, launch: attention.Launch, rtol: float = 1e-5, atol: float = 2e-6) -> Case:
-    made = Launch(launch)
-    return Case(label, made.attrs, made.inputs, rtol, atol, label.startswith("served"), made.ignore)
-
-
-_ONE = attention.Launch(1, (3, -1, 0, 2), (62, 1 << 30, 0, 63), (1, 0, 1, 1))
-_ROUND = attention.Launch(4, *attention.ROUNDS[4])
-_TILES = attention.Launch(
-    64, (3, 3, 3, -1, 1, 5), (0, 64, 128, 1 << 30, 0, 131), (64, 64, 2, 0, 1, 64)
-)
-_F8, _B16 = DType.F8E4M3, DType.BF16
-
-CASES = (
-    _case("served sizes, round", replace(_ROUND, kv_heads=4, dim=256, half=32)),
-    _case("served sizes, tiles", replace(_TILES, kv_heads=2, dim=256, half=32)),
-    _case("one token", _ONE),
-    *(
-        _case(f"round of {n}", attention.Launch(n, *rows, kv_heads=2))
-        for n, rows in attention.ROUNDS.items()
-    ),
-    _case("small pages", replace(_ROUND, page=16)),
-    _case("fp8 pages", replace(_ROUND, kv_heads=3, kv=_F8)),
-    _case("fp8 pages, tiles", replace(_TILES, dim=64, half=8, kv=_F8)),
-    _case("bf16 pages", replace(_ROUND, dim=128, half=16, kv=_B16), 1e-2),
-    _case("bf16", replace(_ROUND, kv=_B16, dtype=_B16), 1e-2, 1e-2),
-    _case("tiles, whole head turns", replace(_TILES, half=16)),
-)
 
 WARPS = 8  # of a block, at most; a warp has a head of keys or values at a time
 KERNEL = Kernel("append_kv", f"kv k_norm inv_freq rope_offsets kv_scale {PAGES} longest")
@@ -166,7 +118,6 @@ OP = serve(
         check=check,
         reference=reference,
         body=body,
-        cases=CASES,
     ),
     (Candidate("tokens", "attention/append_kv_fma.cu", _plan, _cost, _refuse),),
 )

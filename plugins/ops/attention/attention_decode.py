@@ -18,7 +18,6 @@ from spark_engine.plugins.kernels.attention import attention_round_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.attention import paged_attention
 from spark_engine.plugins.ops.attention import paged_attention_nodes as nodes
-from spark_engine.plugins.ops.attention.attention_decode_cases import CASES
 from spark_engine.plugins.ops.rowwise import sigmoid_gate
 from spark_engine.tensors import Array, DType, TensorSpec
 
@@ -94,7 +93,6 @@ OP = serve(
         check=_check,
         reference=reference,
         body=body,
-        cases=CASES,
         fuses=parts,
         tolerance=tolerance,
     ),

@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from spark_engine.named import Named
-from spark_engine.op import Attrs, Case, Op, Tolerance
+from spark_engine.op import Attrs, Op, Tolerance
 from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
@@ -21,9 +21,8 @@ from spark_engine.plugins.formats import fp8_codes
 from spark_engine.plugins.kernels.attention import block_attention_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.attention import paged_attention
-from spark_engine.plugins.ops.attention import paged_attention_cases as attention
 from spark_engine.plugins.ops.attention.paged_attention import normed
-from spark_engine.plugins.ops.attention.paged_attention_nodes import DIMS, LEGAL, block_turns
+from spark_engine.plugins.ops.attention.paged_attention_nodes import DIMS, LEGAL, indices, turned
 from spark_engine.plugins.ops.attention.paged_attention_nodes import check as check_pages
 from spark_engine.plugins.ops.attention.rope import places, rotate_array
 from spark_engine.plugins.state.paged_kv import Sizes, read_back, sizes_of
@@ -92,7 +91,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     x = f("Reshape", x, [n, s.tile, s.heads + 2 * s.kv_heads, s.dim])
     x = f("Where", live, x, 0.0)
     q, k, v = f.many(3, "Split", x, [s.heads, s.kv_heads, s.kv_heads], axis=2)
-    q, k = block_turns(f, s, rows, (q, k), longest, node)
+    _, q, k = turned(f, s, rows, {"q_norm": q, "k_norm": k}, longest, node)
     keys, values = k, v
     seen = f("Greater", over(f, rows.starts, [1, 2]), np.full((1, s.tile, s.tile), -1))
     if far:
@@ -100,7 +99,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
         there = f("And", f("GreaterOrEqual", back, 0), over(f, f("Greater", rows.counts, 0), [1]))
         at = f("Clip", back, 0, longest - 1)
         page = f("GatherElements", page_ids(f, rows, node.dim("P+1")), f("Div", at, s.page), axis=1)
-        where = _places(f, s, n, far, page, f("Mod", at, s.page))
+        where = indices(f, s, [n, far], page, f("Mod", at, s.page))
         exists = over(f, there, [2, 3])
         keys = f("Concat", _context(f, s, where, exists, n, far, 0), k, axis=1)
         values = f("Concat", _context(f, s, where, exists, n, far, 1), v, axis=1)
@@ -119,14 +118,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("block_attention", OP.inputs, OP.outputs)
 
 
-def _places(f: Text, s: Sizes, n: int, far: int, page: str, offset: str) -> str:
-    """int64 [rows, far, nkv, 3]: (page, kv head, offset) of each position of the window."""
-    shape = [n, far, s.kv_heads, 1]
-    heads = np.arange(s.kv_heads).reshape(1, 1, -1, 1)
-    parts = (over(f, page, [2, 3]), heads, over(f, offset, [2, 3]))
-    return f("Concat", *(f("Expand", part, shape) for part in parts), axis=3)
-
-
 def _context(f: Text, s: Sizes, where: str, exists: str, n: int, far: int, which: int) -> str:
     """f32 [rows, far, nkv, D] of keys (0) or values (1); 0 where there is no position."""
     x = f("GatherND", ("k_pages", "v_pages")[which], where)
@@ -134,50 +125,6 @@ def _context(f: Text, s: Sizes, where: str, exists: str, n: int, far: int, which
         x = fp8_codes.decode(f, x, [n, far, s.kv_heads, s.dim])
         x = f("Mul", x, f("Gather", "kv_scale", which))
     return f("Where", exists, f.cast(x, DType.F32), 0.0)
-
-
-def _case(
-    label: str, launch: attention.Launch, window: int, rtol: float = 1e-5, bench: bool = False
-) -> Case:
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        qkv, *rest = launch.inputs(rng)
-        both = qkv.reshape(len(qkv), -1, launch.dim)
-        gates = np.arange(launch.heads) * 2 + 1
-        return (np.delete(both, gates, axis=1).reshape(len(qkv), -1), *rest)
-
-    def ignore(outputs: tuple[Array, ...]) -> None:
-        o = outputs[0].reshape(len(launch.slots), -1)
-        o[np.asarray(launch.counts) == 0] = 0
-
-    atol = 5e-6 if launch.dtype is DType.F32 else 1e-2
-    return Case(label, {**launch.attrs, "window": window}, make, rtol, atol, bench, ignore)
-
-
-def _whole(tile: int, **more: object) -> attention.Launch:
-    """Rows with a whole block or none."""
-    slots, starts = (3, -1, 0, 6, 5, 1), (62, 1 << 30, 0, 130, 18, 7)
-    counts = (tile, 0, tile, tile, 0, tile)
-    return attention.Launch(tile, slots, starts, counts, **more)  # type: ignore[arg-type]
-
-
-_B16, _F8 = DType.BF16, DType.F8E4M3
-CASES = (
-    _case("blocks of 8", _whole(8, half=16), 2048),
-    _case("window within a page", _whole(8, half=16), 9),
-    _case("window over pages", _whole(5, half=16, page=16), 70),
-    _case("window of one", _whole(4), 1),
-    _case("four share", _whole(8, heads=8, kv_heads=2, dim=64, half=32), 100),
-    _case("fp8 pages", _whole(8, heads=4, kv_heads=2, half=16, kv=_F8), 100),
-    _case("bf16", _whole(8, heads=4, dim=128, half=64, kv=_B16, dtype=_B16), 100, 1e-2),
-    _case("bf16, fp8 pages", _whole(3, heads=4, dim=64, half=32, kv=_F8, dtype=_B16), 64, 1e-2),
-    _case(
-        "served sizes",
-        attention.Launch(8, (1, -1, 0), (2100, 1 << 30, 70), (8, 0, 8), 32, 8, 128, 64),
-        2048,
-        bench=True,
-    ),
-    _case("all inert", attention.Launch(2, (-1, -1), (0, 1 << 30), (0, 0)), 64),
-)
 
 
 def tolerance(attrs: Attrs) -> Tolerance:
@@ -197,7 +144,6 @@ OP = serve(
         check=_check,
         reference=reference,
         body=body,
-        cases=CASES,
         tolerance=tolerance,
     ),
     block_attention_kernels.CANDIDATES,

@@ -26,7 +26,6 @@ from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import expand_rows, page_ids, read_rows
 from spark_engine.plugins.kernels.attention import attention_prefill_kernels
 from spark_engine.plugins.launch import serve
-from spark_engine.plugins.ops.attention import paged_attention_cases as cases
 from spark_engine.plugins.ops.attention.paged_attention_nodes import (
     DIMS,
     LEGAL,
@@ -164,7 +163,6 @@ OP = serve(
         check=check,
         reference=reference,
         body=body,
-        cases=cases.CASES,
         tolerance=tolerance,
     ),
     attention_prefill_kernels.CANDIDATES,

@@ -4,6 +4,7 @@ They use the names of the op's operands; the formula is in paged_attention.py.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -51,30 +52,21 @@ def project(
     kv_shape = [n, s.tile, s.kv_heads, s.dim]
     k = f("Reshape", f("Slice", x, [q_size], [q_size + kv_size], [2]), kv_shape)
     v = f("Reshape", f("Slice", x, [q_size + kv_size], [q_size + 2 * kv_size], [2]), kv_shape)
-    eps, half = node.real("eps"), node.dim("R/2")
-    at, cos, sin = _turns(f, s, rows, longest, node)
-    q = rotate(f, _normed(f, q, "q_norm", eps), cos, sin, half, s.dim)
-    k = rotate(f, _normed(f, k, "k_norm", eps), cos, sin, half, s.dim)
+    at, q, k = turned(f, s, rows, {"q_norm": q, "k_norm": k}, longest, node)
     limits = f("Expand", over(f, f("Where", valid, at, -1), [1]), [n, s.group, s.tile])
     limits = f("Reshape", limits, [n, 1, s.group * s.tile, 1])
     return _columns(f, s, q, n), k, v, limits
 
 
-def turned_keys(f: Text, s: Sizes, rows: Rows, k: str, longest: int, node: Named) -> str:
-    """k [rows,tile,nkv,D], normalised and rotated as in `project`."""
-    _, cos, sin = _turns(f, s, rows, longest, node)
-    k = _normed(f, k, "k_norm", node.real("eps"))
-    return rotate(f, k, cos, sin, node.dim("R/2"), s.dim)
-
-
-def block_turns(
-    f: Text, s: Sizes, rows: Rows, heads: tuple[str, str], longest: int, node: Named
-) -> tuple[str, str]:
-    """q and k [rows,tile,heads,D] of a block, normalised and rotated as in `project`."""
-    _, cos, sin = _turns(f, s, rows, longest, node)
+def turned(
+    f: Text, s: Sizes, rows: Rows, heads: Mapping[str, str], longest: int, node: Named
+) -> tuple[str, ...]:
+    """(legal positions int64 [rows,tile], and by their norm's name heads [rows,tile,heads,D],
+    normalised and rotated)."""
+    at, cos, sin = _turns(f, s, rows, longest, node)
     eps, half = node.real("eps"), node.dim("R/2")
-    q, k = (_normed(f, x, w, eps) for x, w in zip(heads, ("q_norm", "k_norm"), strict=True))
-    return rotate(f, q, cos, sin, half, s.dim), rotate(f, k, cos, sin, half, s.dim)
+    normed = (_normed(f, x, norm, eps) for norm, x in heads.items())
+    return at, *(rotate(f, x, cos, sin, half, s.dim) for x in normed)
 
 
 def _turns(f: Text, s: Sizes, rows: Rows, longest: int, node: Named) -> tuple[str, str, str]:
@@ -128,13 +120,14 @@ def _append_indices(f: Text, s: Sizes, rows: Rows, table: str, n: int, longest: 
     at = f("Clip", positions(f, rows, s.tile), 0, longest - 1)
     page = f("GatherElements", table, f("Div", at, s.page), axis=1)
     page = f("Where", valid_tokens(f, rows, s.tile), page, -1)
-    shape = [n, s.tile, s.kv_heads, 1]
-    parts = (
-        f("Expand", over(f, page, [2, 3]), shape),
-        f("Expand", np.arange(s.kv_heads).reshape(1, 1, -1, 1), shape),
-        f("Expand", over(f, f("Mod", at, s.page), [2, 3]), shape),
-    )
-    return f("Concat", *parts, axis=3)
+    return indices(f, s, [n, s.tile], page, f("Mod", at, s.page))
+
+
+def indices(f: Text, s: Sizes, shape: Sequence[int], page: str, offset: str) -> str:
+    """int64 [*shape, nkv, 3]: (page, kv head, offset), of `page` and `offset` int64 [*shape]."""
+    heads = np.arange(s.kv_heads).reshape(1, 1, -1, 1)
+    parts = (over(f, page, [2, 3]), heads, over(f, offset, [2, 3]))
+    return f("Concat", *(f("Expand", x, [*shape, s.kv_heads, 1]) for x in parts), axis=3)
 
 
 def _stored(f: Text, s: Sizes, x: str, which: int) -> str:

@@ -18,7 +18,6 @@ from functools import partial
 
 import numpy as np
 
-from spark_engine.interface import MOST_DRAFTS
 from spark_engine.named import Named, Rules
 from spark_engine.op import Attrs, Op
 from spark_engine.operand import Result
@@ -28,13 +27,12 @@ from spark_engine.plugins.common.sequence_tiles import Rows, over
 from spark_engine.plugins.kernels.delta_rule import delta_decode_kernels
 from spark_engine.plugins.kernels.delta_rule.prefill import delta_prefill_kernels
 from spark_engine.plugins.launch import serve
-from spark_engine.plugins.ops.delta_rule import gated_delta_cases as cases
 from spark_engine.plugins.ops.delta_rule.gated_delta_chunk import chunk
 from spark_engine.plugins.ops.delta_rule.gated_delta_nodes import per_head, rates
 from spark_engine.plugins.state import recurrence
 from spark_engine.plugins.state.recurrence import Step
 from spark_engine.plugins.state.replay_ring import Heads, Update, Wide, heads_of
-from spark_engine.plugins.state.round_ring_nodes import advanced
+from spark_engine.plugins.state.replay_ring_nodes import advanced
 from spark_engine.tensors import Array, TensorSpec
 
 
@@ -118,11 +116,6 @@ def check(node: Named) -> str | None:
     return recurrence.check(node)
 
 
-def op_of(attrs: Attrs) -> Op:
-    """The op that a tile belongs to."""
-    return STEP if int(attrs["tile"]) <= 1 + MOST_DRAFTS else CHUNK
-
-
 SIZES = {"Hk": "key_heads", "Hv": "value_heads", "Dk": "key_dim", "Dv": "value_dim"}
 DIMS: Rules = {**SIZES, **recurrence.DIMS}
 STEP = serve(
@@ -143,7 +136,6 @@ STEP = serve(
         check=check,
         reference=reference,
         body=step_body,
-        cases=cases.STEP,
     ),
     delta_decode_kernels.UNFUSED,
     called=delta_decode_kernels.STEP,
@@ -154,7 +146,6 @@ CHUNK = serve(
         name="gated_delta_chunk",
         operands=(*STEP.operands, operands.SOURCES, operands.SAVES),
         body=chunk_body,
-        cases=cases.CHUNK,
     ),
     delta_prefill_kernels.CANDIDATES,
 )

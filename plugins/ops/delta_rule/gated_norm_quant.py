@@ -1,18 +1,16 @@
 """Gated RMSNorm -> quantisation, the fusion of gated_norm and *_quant (see those)."""
 
-import numpy as np
-
 from spark_engine.named import Named
-from spark_engine.op import Attrs, Case, Chain, Op, Part, rtol_of
+from spark_engine.op import Attrs, Chain, Op, Part
 from spark_engine.operand import Result, When
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import operands, random_arrays
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.formats import quantised
 from spark_engine.plugins.kernels.delta_rule import gated_norm_quant_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.delta_rule import gated_norm
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.tensors import Array, TensorSpec
 
 
 def parts(attrs: Attrs) -> Chain:
@@ -40,39 +38,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("gated_norm_quant", names, outs)
 
 
-def _case(
-    rows: int,
-    heads: int,
-    dim: int,
-    quant: str,
-    n: int = 1,
-    keep: int = 0,
-    bench: bool = False,
-    dtype: DType = DType.F32,
-) -> Case:
-    attrs: Attrs = {"eps": 1e-6, "heads": heads, "offset": 9, "keep": keep, "quant": quant, "n": n}
-
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        operands = gated_norm.arrays(rng, rows, heads, dim, 9, dtype)
-        scales = random_arrays.static_scales(rng, n)
-        return (*operands, scales) if quantised.takes_scales(attrs) else operands
-
-    label = f"{rows} rows {heads}x{dim} {quant} n{n} keep{keep} {dtype}"
-    return Case(label, attrs, make, rtol=rtol_of(dtype), bench=bench)
-
-
-CASES = (
-    _case(1, 2, 32, "fp8"),
-    _case(7, 3, 24, "fp8", n=2, keep=1, bench=True),
-    _case(3, 3, 64, "fp8_block"),
-    _case(3, 3, 64, "fp8_token"),
-    _case(7, 1, 48, "nvfp4", bench=True),
-    _case(1, 4, 32, "nvfp4", n=2, keep=1),
-    _case(3, 2, 64, "fp8", keep=1, dtype=DType.BF16),
-    _case(3, 2, 64, "nvfp4", dtype=DType.BF16),
-)
-
-
 def _check(node: Named) -> str | None:
     return quantised.check(node) or gated_norm.gates_fit(node)
 
@@ -89,7 +54,6 @@ OP = serve(
         check=_check,
         reference=reference,
         body=body,
-        cases=CASES,
         fuses=parts,
     ),
     gated_norm_quant_kernels.CANDIDATES,

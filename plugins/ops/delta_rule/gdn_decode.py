@@ -24,7 +24,6 @@ from spark_engine.plugins.ops.delta_rule import (
     gated_delta,
     gated_norm,
 )
-from spark_engine.plugins.ops.delta_rule.gdn_decode_cases import CASES
 from spark_engine.tensors import Array, TensorSpec
 
 T = TypeVar("T")
@@ -144,7 +143,6 @@ OP = serve(
         check=_check,
         reference=reference,
         body=body,
-        cases=CASES,
         fuses=parts,
     ),
     CANDIDATES,

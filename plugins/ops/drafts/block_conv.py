@@ -10,15 +10,14 @@ cast once. z-lab/dflash.
 import numpy as np
 
 from spark_engine.named import Named
-from spark_engine.op import Attrs, Case, Op, rtol_of
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Result
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.fragments import columns, widen
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.random_arrays import normal
 from spark_engine.plugins.kernels.drafts import block_kernels
 from spark_engine.plugins.launch import serve
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.tensors import Array, TensorSpec
 
 SIDES, TAPS = 2, 2
 OPERANDS = (
@@ -73,17 +72,6 @@ def _numbers(attrs: Attrs) -> tuple[int, int]:
     return int(attrs["tile"]), int(attrs["side"])
 
 
-def _case(rows: int, tile: int, side: int, h: int, group: int, dtype: DType = DType.F32) -> Case:
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = normal(rng, rows * tile, h, dtype=dtype)
-        deltas = normal(rng, rows * tile, SIDES * TAPS * h // group, scale=0.3, dtype=dtype)
-        return x, deltas, normal(rng, SIDES * TAPS, h)
-
-    label = f"{rows} rows of {tile}, side {side}, {h} in groups of {group}, {dtype}"
-    attrs: Attrs = {"tile": tile, "side": side}
-    return Case(label, attrs, make, rtol=rtol_of(dtype), atol=1e-6)
-
-
 OP = serve(
     Op(
         name="block_conv",
@@ -94,13 +82,6 @@ OP = serve(
         check=_check,
         reference=reference,
         body=body,
-        cases=(
-            _case(1, 8, 0, 64, 16),
-            _case(3, 8, 1, 64, 16),
-            _case(2, 2, 1, 96, 8),
-            _case(4, 5, 0, 256, 16, DType.BF16),
-            _case(2, 8, 1, 5120, 16, DType.BF16),
-        ),
     ),
     block_kernels.CONV,
 )

@@ -8,7 +8,7 @@ read). It begins at the slot's position: its first token is the last sampled one
 
 import numpy as np
 
-from spark_engine.op import Attrs, Case, Op
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Result
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
@@ -16,7 +16,6 @@ from spark_engine.plugins.common.sequence_tiles import over, read_rows
 from spark_engine.plugins.kernels.drafts import draft_rounds_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.drafts import round_operands as rounds
-from spark_engine.plugins.ops.drafts.round_operands import UNITS, WILD, Round
 from spark_engine.tensors import Array, DType, TensorSpec
 
 OPERANDS = (
@@ -60,17 +59,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("block_rows", OP.inputs, OP.outputs)
 
 
-def _case(given: Round) -> Case:
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        last, standing = (rng.integers(0, 99, UNITS + 1) for _ in range(2))
-        for slot in set(range(UNITS + 1)) - set(given.slots):
-            last[slot], standing[slot] = -WILD, -WILD
-        rows = (np.full(given.rows * given.tile, WILD), last, standing, given.slots, given.counts)
-        return tuple(np.asarray(x, np.int32) for x in rows)
-
-    return Case(rounds.label(given), {"tile": given.tile, "mask": 300}, make)
-
-
 OP = serve(
     Op(
         name="block_rows",
@@ -79,7 +67,6 @@ OP = serve(
         attrs={"tile": None, "mask": None},
         reference=reference,
         body=body,
-        cases=tuple(_case(r) for r in rounds.ALL),
     ),
     draft_rounds_kernels.BLOCK_ROWS,
 )

@@ -6,9 +6,10 @@ f32. `draft_token` with `pairs` continues from the results of all ranks, side by
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spark_engine.named import Named
-from spark_engine.op import Attrs, Case, Op
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
@@ -42,57 +43,41 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     for row, slot in enumerate(slots):
         if slot < 0 or counts[row] == 0:
             continue
-        legal = (ids < int(attrs["vocab"])) & ~np.isnan(logits[row])
-        best[row, :2] = -np.inf, -1
-        if legal.any():
-            largest = logits[row][legal].max()
-            best[row, :2] = largest, ids[legal][logits[row][legal] == largest].min()
+        best[row, :2] = best_of(logits[row], ids, int(attrs["vocab"]))
     return (best,)
+
+
+def best_of(logits: Array, ids: NDArray[np.int64], vocab: int) -> tuple[float, int]:
+    """(the largest logit, the lowest id that has it), of ids from 0 to `vocab`; else (−∞, −1)."""
+    legal = (ids >= 0) & (ids < vocab) & ~np.isnan(logits)
+    if not legal.any():
+        return -np.inf, -1
+    largest = logits[legal].max()
+    return largest, int(ids[legal][logits[legal] == largest].min())
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The largest logit, then the lowest id that has it."""
     f, wide = Text(), OP.named(attrs, specs)["logits"].dims[1]
     ids = f("Add", f("Range", 0, wide, 1), f.long("first"))
-    legal = f(
-        "And", over(f, f("Less", ids, int(attrs["vocab"])), [0]), f("Equal", "logits", "logits")
-    )
-    least = f("Div", -1.0, 0.0)
-    known = f("Where", legal, "logits", least)
-    largest = f("ReduceMax", known, [1], keepdims=1)
-    its = f("And", legal, f("Equal", known, largest))
-    id = f("ReduceMin", f("Where", its, over(f, ids, [0]), NO_ID), [1], keepdims=1)
-    id = f("Where", f("Less", id, NO_ID), id, -1)
+    largest, id = best_nodes(f, "logits", over(f, ids, [0]), int(attrs["vocab"]))
     nothing = f("Sub", id, id)
     rest = f.cast(f("Concat", id, nothing, nothing, axis=1), DType.F32)
     f("Concat", largest, rest, out="best", axis=1)
     return f.function("draft_best", OP.inputs, OP.outputs)
 
 
-def _case(label: str, wide: int, vocab: int, first: int, rows: int = 6, nan: float = 0.0) -> Case:
-    slots = np.arange(rows) % 5 - (np.arange(rows) == 1) * 9
-
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        logits = np.round(rng.standard_normal((rows, wide)) * 3).astype(np.float32)
-        logits[rng.random(logits.shape) < nan] = np.nan
-        counts = (slots >= 0) & (np.arange(rows) != 3)
-        logits[~counts] = np.nan
-        steps = [np.asarray(x, np.int32) for x in (slots, np.arange(rows), counts)]
-        return (logits, *steps, np.array([first], np.int32))
-
-    def ignore(outputs: tuple[Array, ...]) -> None:
-        outputs[0][(slots < 0) | (np.arange(rows) == 3)] = 0
-
-    return Case(label, {"vocab": vocab}, make, ignore=ignore)
+def best_nodes(f: Text, logits: str, ids: str, vocab: int) -> tuple[str, str]:
+    """`best_of` of each row, f32 and int64 [rows,1]; `ids` int64 [1 or rows, logits of a row]."""
+    legal = f("And", f("GreaterOrEqual", ids, 0), f("Less", ids, vocab))
+    legal = f("And", legal, f("Equal", logits, logits))
+    known = f("Where", legal, logits, f("Div", -1.0, 0.0))  # −∞, which may be the largest
+    largest = f("ReduceMax", known, [1], keepdims=1)
+    best = f("And", legal, f("Equal", known, largest))
+    id = f("ReduceMin", f("Where", best, ids, NO_ID), [1], keepdims=1)
+    return largest, f("Where", f("Less", id, NO_ID), id, -1)
 
 
-CASES = (
-    _case("first share", 256, 500, 0),
-    _case("ends within", 256, 300, 256, nan=0.3),
-    _case("beyond the vocabulary", 64, 64, 64),
-    _case("all NaN", 64, 640, 64, nan=1.0),
-    _case("several blocks a row", 20_000, 39_000, 20_000),
-)
 OP = serve(
     Op(
         name="draft_best",
@@ -102,7 +87,6 @@ OP = serve(
         check=_check,
         reference=reference,
         body=body,
-        cases=CASES,
     ),
     draft_token_kernels.BEST,
 )

@@ -9,7 +9,7 @@ id is left, the result is 0. Column `index` of the slot's drafts becomes the tok
 import numpy as np
 
 from spark_engine.named import Named
-from spark_engine.op import Attrs, Case, Op
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Operand, Result, Role, TimedLaunch, When
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
@@ -17,10 +17,8 @@ from spark_engine.plugins.common.sequence_tiles import over, read_rows
 from spark_engine.plugins.kernels.drafts import draft_token_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.drafts import round_operands as rounds
-from spark_engine.plugins.ops.drafts.round_operands import UNITS, WILD
+from spark_engine.plugins.ops.drafts.draft_best import best_nodes, best_of
 from spark_engine.tensors import Array, DType, TensorSpec
-
-NO_ID = 1 << 30
 
 
 def ascending(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
@@ -57,10 +55,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         ids, values = known, logits[row]
         if pairs:
             values, ids = values[::4], values[1::4].astype(np.int64)
-        legal = (ids >= 0) & (ids < int(attrs["vocab"])) & ~np.isnan(values)
-        if legal.any():
-            largest = values[legal].max()
-            tokens[row] = ids[legal][values[legal] == largest].min()
+        tokens[row] = max(best_of(values, ids, int(attrs["vocab"]))[1], 0)
         ends[row] = starts[row] + 1
         drafts[slot, int(attrs["index"])] = tokens[row]
     return tokens, ends, drafts
@@ -77,15 +72,9 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     else:
         ids = f.long("shortlist") if int(attrs["shortlist"]) else f("Range", 0, wide, 1)
         ids = over(f, ids, [0])
-    legal = f("And", f("GreaterOrEqual", ids, 0), f("Less", ids, int(attrs["vocab"])))
-    legal = f("And", legal, f("Equal", logits, logits))
-    least = f("Div", -1.0, 0.0)  # −∞, which may be the largest of a row
-    known = f("Where", legal, logits, least)
-    largest = f("ReduceMax", known, [1], keepdims=1)
-    best = f("And", legal, f("Equal", known, largest))
-    token = f("ReduceMin", f("Where", best, ids, NO_ID), [1], keepdims=0)
+    token = f("Squeeze", best_nodes(f, logits, ids, int(attrs["vocab"]))[1], [1])
     live = f("Greater", rows.counts, 0)
-    token = f("Where", f("And", live, f("Less", token, NO_ID)), token, 0)
+    token = f("Where", live, f("Max", token, 0), 0)
     tokens = f.cast(token, DType.I32, out="token")
     f.cast(f("Where", live, f("Add", rows.starts, 1), 0), DType.I32, out="next_starts")
     slot = over(f, f("Where", live, rows.slots, -1), [1])
@@ -94,73 +83,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("draft_token", OP.names(attrs, len(specs)), OP.outputs)
 
 
-def _broken(rng: np.random.Generator, logits: Array) -> None:
-    logits[0, ::3] = np.nan
-    logits[2] = np.nan
-    logits[3] = -np.inf
-    logits[3, :5] = np.nan
-    logits[4, 7] = np.inf
-
-
-def _ties(rng: np.random.Generator, logits: Array) -> None:
-    logits[...] = np.round(logits)
-    logits[0] = 0.0
-    logits[0, 1::2] = -0.0  # equal to 0
-
-
-def _case(
-    label: str,
-    wide: int,
-    vocab: int,
-    short: bool = False,
-    index: int = 1,
-    edit: object = None,
-    slots: tuple[int, ...] = (3, -1, 0, 6, 5, 1),
-    counts: tuple[int, ...] = (1, 0, 1, 1, 1, 0),
-    bench: bool = False,
-    pairs: int = 0,
-) -> Case:
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        logits = rng.standard_normal((len(slots), wide)).astype(np.float32)
-        logits[:, -1] = 9.0  # of an id that is not below the vocabulary
-        if callable(edit):
-            edit(rng, logits)
-        if pairs:
-            shown = np.zeros((len(slots), pairs, 4), np.float32)
-            shown[..., 0] = np.round(logits[:, :pairs])
-            shown[..., 1] = np.sort(rng.integers(-1, vocab + 9, (len(slots), pairs)))
-            logits = shown.reshape(len(slots), -1)
-        logits[np.asarray(counts) == 0] = np.nan
-        ids = rng.permutation(vocab + 9)[:wide]
-        ids[-1], ids[0] = vocab, -1
-        drafts = rng.integers(0, 99, (UNITS + 1, 3))
-        starts = rng.integers(0, 5000, len(slots))
-        starts[np.asarray(counts) == 0] = WILD
-        ints = [np.asarray(x, np.int32) for x in (drafts, slots, starts, counts)]
-        return (logits, *([ids.astype(np.int32)] if short else []), *ints)
-
-    attrs = {"index": index, "shortlist": int(short), "vocab": vocab, "pairs": pairs}
-    return Case(label, attrs, make, ignore=_without_scratch, bench=bench)
-
-
-def _without_scratch(outputs: tuple[Array, ...]) -> None:
-    outputs[2][-1] = 0
-
-
-CASES = (
-    _case("plain", 300, 299),
-    _case("alone", 256, 255, index=0, slots=(2,), counts=(1,)),
-    _case("not finite", 300, 290, edit=_broken),
-    _case("ties", 300, 299, index=2, edit=_ties),
-    _case("shortlist", 128, 500, short=True),
-    _case("shortlist, ties", 128, 500, short=True, edit=_ties),
-    _case("shortlist, not finite", 128, 500, short=True, edit=_broken),
-    _case("pairs of four ranks", 64, 500, pairs=4),
-    _case("pairs of two ranks", 64, 60, pairs=2, edit=_broken),
-    _case("all inert", 64, 63, slots=(-1, -1), counts=(0, 0)),
-    _case("several blocks a row", 20_000, 19_000, bench=True),
-    _case("many rows", 5_000, 4_990, slots=(*range(7), *[-1] * 200), counts=(1,) * 7 + (0,) * 200),
-)
 OP = serve(
     Op(
         name="draft_token",
@@ -170,7 +92,6 @@ OP = serve(
         check=_check,
         reference=reference,
         body=body,
-        cases=CASES,
     ),
     draft_token_kernels.CANDIDATES,
 )

@@ -9,7 +9,7 @@ import numpy as np
 
 from spark_engine.kernel import Plan
 from spark_engine.named import Named
-from spark_engine.op import Attrs, Case, Inputs, Op, rtol_of
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Operand, Result, Role, TimedLaunch
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.fragments import rms_norm, widen
@@ -19,7 +19,7 @@ from spark_engine.plugins.kernels.common import row_quant as rq
 from spark_engine.plugins.launch import Candidate, Kernel, Node, serve
 from spark_engine.plugins.ops.norm.rms_norm import normalise
 from spark_engine.plugins.ops.rowwise.embed import embedded, in_images
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.tensors import Array, TensorSpec
 
 
 def _ids(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
@@ -73,55 +73,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("mtp_input", OP.names(attrs, len(specs)), OP.outputs)
 
 
-def _inputs(rows: int, h: int, dtype: DType, weight: DType, images: bool) -> Inputs:
-    vocab = 30
-
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        ids = rng.integers(0, vocab, rows)
-        ids[rows // 2] = (-1, vocab, 1 << 30)[rows % 3]  # reads row 0
-        hidden = 3.0 * rng.standard_normal((rows, h))
-        norms = [1.0 + 0.1 * rng.standard_normal(h) for _ in range(2)]
-        table = rng.standard_normal((vocab, h)).astype(weight.numpy)
-        kept = rng.standard_normal((6, h))
-        kept[-1] = np.nan  # scratch
-        if images:
-            ids[::3] = vocab + np.arange(len(ids[::3])) % 6  # the sixth reads row 0
-        return (
-            ids.astype(np.int32),
-            hidden.astype(dtype.numpy),
-            table,
-            *(n.astype(np.float32) for n in norms),
-            *([kept.astype(dtype.numpy)] if images else []),
-        )
-
-    return make
-
-
-def _case(
-    rows: int,
-    h: int,
-    dtype: DType = DType.F32,
-    weight: DType = DType.F32,
-    bench: bool = False,
-    images: bool = False,
-) -> Case:
-    attrs: Attrs = {"eps": 1e-6, "dtype": dtype.value}
-    label = f"{rows} rows of {h}, {dtype} of {weight}{', images' if images else ''}"
-    inputs = _inputs(rows, h, dtype, weight, images)
-    return Case(label, attrs, inputs, rtol=rtol_of(dtype), bench=bench)
-
-
-CASES = (
-    _case(1, 64),
-    _case(3, 36),
-    _case(5, 128, weight=DType.F16),
-    _case(8, 256, weight=DType.BF16, bench=True),
-    _case(7, 1032, DType.BF16, DType.BF16),
-    _case(65, 128, DType.BF16, DType.BF16),
-    _case(20, 64, images=True),
-    _case(20, 128, DType.BF16, DType.BF16, images=True),
-)
-
 MOST_THREADS = 512
 VECTORS = 4  # most 16-byte loads of a thread
 KERNEL = Kernel("mtp_input", "ids hidden weight norm_e norm_h image_rows? y")
@@ -160,7 +111,6 @@ OP = serve(
         check=_check,
         reference=reference,
         body=body,
-        cases=CASES,
     ),
     (Candidate("halves", "drafts/mtp_input_fma.cu", _plan, _cost, _refuse),),
 )

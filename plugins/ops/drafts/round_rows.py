@@ -9,7 +9,7 @@ number of tokens of a row that are not drafts: 1, or 0 for a row without tokens.
 import numpy as np
 
 from spark_engine.named import Named
-from spark_engine.op import Attrs, Case, Op
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Result
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
@@ -21,7 +21,6 @@ from spark_engine.plugins.common.sequence_tiles import (
 from spark_engine.plugins.kernels.drafts import draft_rounds_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.drafts import round_operands as rounds
-from spark_engine.plugins.ops.drafts.round_operands import UNITS, WILD, Round
 from spark_engine.tensors import Array, DType, TensorSpec
 
 OPERANDS = (
@@ -81,22 +80,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("round_rows", OP.inputs, OP.outputs)
 
 
-def _case(given: Round) -> Case:
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        last, standing = (rng.integers(0, 99, UNITS + 1) for _ in range(2))
-        drafts = rng.integers(0, 99, (UNITS + 1, max(given.tile, 2)))  # one more than is used
-        tokens = given.tokens(lambda n: rng.integers(0, 99, n) * rng.integers(0, 2, n) - 1)
-        for slot in set(range(UNITS + 1)) - set(given.slots):
-            last[slot], standing[slot], drafts[slot] = -WILD, -WILD, -WILD
-        drafts[:, given.tile - 1 :] = -WILD
-        starts = rng.integers(-1, 2, given.rows) * 77  # 0 and 77 of the host, else the state's
-        starts[np.asarray(given.slots) < 0] = WILD
-        states = [np.asarray(x, np.int32) for x in (last, drafts, standing)]
-        return (tokens, *states, *given.rows_of(starts))
-
-    return Case(rounds.label(given), {"tile": given.tile}, make)
-
-
 OP = serve(
     Op(
         name="round_rows",
@@ -106,7 +89,6 @@ OP = serve(
         check=_check,
         reference=reference,
         body=body,
-        cases=tuple(_case(r) for r in rounds.ALL),
     ),
     draft_rounds_kernels.ROUND_ROWS,
 )

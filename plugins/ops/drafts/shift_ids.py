@@ -6,15 +6,13 @@ that is −1 the token `sampled` there by this launch. Missing tokens have id 0.
 
 import numpy as np
 
-from spark_engine.op import Attrs, Case, Op
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import over
 from spark_engine.plugins.kernels.drafts import draft_rounds_kernels
 from spark_engine.plugins.launch import serve
-from spark_engine.plugins.ops.drafts import round_operands as rounds
-from spark_engine.plugins.ops.drafts.round_operands import WILD, Round
 from spark_engine.tensors import Array, TensorSpec
 
 OPERANDS = (
@@ -51,19 +49,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("shift_ids", OP.inputs, OP.outputs)
 
 
-def _case(given: Round) -> Case:
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        tokens = given.tokens(lambda n: rng.integers(0, 99, n))
-        next_ids = rng.integers(0, 99, given.rows)
-        next_ids[::2] = -1
-        sampled = np.where(next_ids < 0, rng.integers(0, 99, given.rows), WILD)
-        rows = [np.asarray(x, np.int32) for x in (next_ids, sampled, given.counts)]
-        return (tokens, *rows)
-
-    return Case(rounds.label(given), {"tile": given.tile}, make)
-
-
-PREFILL = Round(64, (3, 3, -1, 1, 5), (64, 9, 0, 1, 63))
 OP = serve(
     Op(
         name="shift_ids",
@@ -72,7 +57,6 @@ OP = serve(
         attrs={"tile": None},
         reference=reference,
         body=body,
-        cases=tuple(_case(r) for r in (PREFILL, *rounds.ROUNDS)),
     ),
     draft_rounds_kernels.SHIFT_IDS,
 )

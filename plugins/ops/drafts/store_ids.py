@@ -6,7 +6,7 @@ id is overwritten by the next at its position.
 
 import numpy as np
 
-from spark_engine.op import Attrs, Case, Op
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Result
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
@@ -14,7 +14,6 @@ from spark_engine.plugins.common.sequence_tiles import expand_rows, over, page_i
 from spark_engine.plugins.kernels.drafts import draft_rounds_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.drafts import round_operands as rounds
-from spark_engine.plugins.ops.drafts.round_operands import WILD, Round
 from spark_engine.tensors import Array, TensorSpec
 
 OPERANDS = (
@@ -52,25 +51,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("store_ids", OP.inputs, OP.outputs)
 
 
-def _case(given: Round, starts: tuple[int, ...], page: int = 16) -> Case:
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        at = np.asarray(starts, np.int32)
-        pages, table = rounds.paged(rng, page, max(a + given.tile for a in starts))
-        at[np.asarray(given.slots) < 0] = WILD
-        ids = given.tokens(lambda n: rng.integers(0, 14, n))  # from 12 on they are images'
-        return (ids, pages, table, *given.rows_of(at))
-
-    attrs: Attrs = {"tile": given.tile, "vocab": 12}
-    label = f"{rounds.label(given)} from {starts[0]}, pages of {page}"
-    return Case(label, attrs, make, ignore=_without_scratch)
-
-
-def _without_scratch(outputs: tuple[Array, ...]) -> None:
-    outputs[0][-1] = 0
-
-
-PREFILL = Round(64, (3, 3, -1, 1, 5), (64, 9, 0, 1, 63))
-STARTS = (14, 3, 0, 62, 15, 33)  # rows cross pages
 OP = serve(
     Op(
         name="store_ids",
@@ -79,11 +59,6 @@ OP = serve(
         attrs={"tile": None, "vocab": None},
         reference=reference,
         body=body,
-        cases=(
-            _case(PREFILL, (64, 128, 0, 7, 0)),
-            *(_case(given, STARTS[: given.rows]) for given in rounds.ALL),
-            _case(rounds.ROUNDS[0], STARTS, 64),
-        ),
     ),
     draft_rounds_kernels.STORE_IDS,
 )

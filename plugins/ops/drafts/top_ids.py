@@ -8,7 +8,7 @@ first token of a row's block and rows without a token (count 0) have none.
 import numpy as np
 
 from spark_engine.named import Named
-from spark_engine.op import Attrs, Case, Op
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Operand, Result, Role, When
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
@@ -66,23 +66,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("top_ids", OP.names(attrs, len(specs)), OP.outputs)
 
 
-def _case(
-    label: str, wide: int, vocab: int, tile: int = 4, top: int = 16, short: int = 0, nan: float = 0
-) -> Case:
-    counts = (tile, 0, tile, tile, tile)
-
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        logits = np.round(3 * rng.standard_normal((len(counts), tile, wide))).astype(np.float32)
-        logits[rng.random(logits.shape) < nan] = np.nan
-        logits[1], logits[:, 0] = np.nan, np.nan
-        logits[-1] = 7.0 if nan == 0 else np.nan
-        shortlist = [np.sort(rng.permutation(short)[:wide]).astype(np.int32)] if short else []
-        return (logits.reshape(-1, wide), *shortlist, np.asarray(counts, np.int32))
-
-    attrs: Attrs = {"tile": tile, "top": top, "vocab": vocab, "shortlist": int(short > 0)}
-    return Case(label, attrs, make)
-
-
 OP = serve(
     Op(
         name="top_ids",
@@ -93,14 +76,6 @@ OP = serve(
         check=_check,
         reference=reference,
         body=body,
-        cases=(
-            _case("small", 64, 64),
-            _case("rows beyond the vocabulary", 256, 200, tile=8),
-            _case("shortlist", 64, 900, short=1000),
-            _case("few are left", 64, 12, nan=0.3),
-            _case("pairs", 32, 32, tile=2, top=4),
-            _case("several parts a token", 20_000, 19_900, tile=3),
-        ),
     ),
     block_kernels.TOP_IDS,
 )

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spark_engine.op import Attrs, Case, Chain, Inputs, Op, Part, rtol_of
+from spark_engine.op import Attrs, Chain, Op, Part
 from spark_engine.operand import Operand, Result, Role, When
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import operands, random_arrays
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.formats import quantised
 from spark_engine.plugins.kernels.rowwise import norm_quant_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.norm import rms_norm
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.tensors import Array, TensorSpec
 
 
 def _operands(attrs: Attrs) -> list[str]:
@@ -73,52 +73,6 @@ def fragment(
     quantised.body(f, attrs, y, k, scales, list(free))
 
 
-def _inputs(attrs: Attrs, rows: int, width: int, dtype: DType = DType.F32) -> Inputs:
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = random_arrays.awkward(rng, rows, width, dtype)
-        operands = [x, random_arrays.positive(rng, width)]
-        if attrs["add"]:
-            operands.append(random_arrays.normal(rng, rows, width, dtype=dtype))
-        if quantised.takes_scales(attrs):
-            operands.append(random_arrays.static_scales(rng, int(attrs["n"])))
-        return tuple(operands)
-
-    return make
-
-
-def _case(
-    rows: int,
-    width: int,
-    quant: str,
-    n: int = 1,
-    add: int = 0,
-    keep: int = 0,
-    bench: bool = False,
-    dtype: DType = DType.F32,
-) -> Case:
-    attrs: Attrs = {"eps": 1e-6, "add": add, "keep": keep, "quant": quant, "n": n}
-    nan = random_arrays.ignore_rows(5) if rows > 5 else None
-    label = f"{rows}x{width} {quant} n{n} add{add} keep{keep} {dtype}"
-    inputs = _inputs(attrs, rows, width, dtype)
-    return Case(label, attrs, inputs, rtol=rtol_of(dtype), ignore=nan, bench=bench)
-
-
-CASES = (
-    _case(1, 64, "fp8", add=1),
-    _case(7, 48, "fp8", n=3, add=1, keep=1, bench=True),
-    _case(3, 37, "fp8"),
-    _case(7, 200, "fp8_block", add=1, keep=1),
-    _case(1, 256, "fp8_block"),
-    _case(7, 48, "nvfp4", n=2, add=1, bench=True),
-    _case(1, 16, "nvfp4", keep=1),
-    _case(3, 64, "none", add=1, keep=1),
-    _case(7, 200, "fp8_token", add=1, keep=1),
-    _case(1, 8200, "fp8_token"),
-    _case(3, 208, "fp8_halves", add=1),
-    _case(3, 128, "fp8", add=1, keep=1, dtype=DType.BF16),
-    _case(3, 128, "nvfp4", add=1, dtype=DType.BF16),
-)
-
 KEPT = (Result("y", "A[tokens,K]", When("keep")), Result("sum", "A[tokens,K]", When("add")))
 RESIDUAL = Operand("residual", Role.ACTIVATION, "A[tokens,K]", When("add"))
 OP = serve(
@@ -131,7 +85,6 @@ OP = serve(
         check=quantised.check,
         reference=reference,
         body=body,
-        cases=CASES,
         fuses=parts,
     ),
     norm_quant_kernels.CANDIDATES,

@@ -9,13 +9,13 @@ exchange: by launches that read the other ranks' memory, or by a cut of the grap
 import numpy as np
 
 from spark_engine.named import Named
-from spark_engine.op import Attrs, Case, Op
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Result
-from spark_engine.plugins.common import operands, random_arrays
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import identity
 from spark_engine.plugins.kernels.ranks import collectives_kernels
 from spark_engine.plugins.launch import serve
-from spark_engine.tensors import Array, DType
+from spark_engine.tensors import Array
 
 
 def _check(node: Named) -> str | None:
@@ -36,20 +36,6 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     return (summed(arrays),)
 
 
-def _case(rows: int, columns: int, dtype: DType, bench: bool = False) -> Case:
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        return (random_arrays.normal(rng, rows, columns, dtype=dtype),)
-
-    return Case(f"{rows}x{columns} {dtype}", {"ranks": 1}, make, bench=bench)
-
-
-CASES = (
-    _case(1, 64, DType.F32),
-    _case(3, 40, DType.F32),
-    _case(1, 256, DType.BF16),
-    _case(65, 136, DType.BF16, bench=True),
-)
-
 OP = serve(
     Op(
         name="all_reduce",
@@ -59,7 +45,6 @@ OP = serve(
         check=_check,
         reference=reference,
         body=identity("all_reduce"),
-        cases=CASES,
     ),
     collectives_kernels.ALL_REDUCE,
 )

@@ -5,9 +5,9 @@ Every rank then samples from the same bits. Reference and body are those of one 
 
 import numpy as np
 
-from spark_engine.op import Attrs, Case, Op
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Result
-from spark_engine.plugins.common import operands, random_arrays
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import identity
 from spark_engine.plugins.kernels.ranks import collectives_kernels
 from spark_engine.plugins.launch import serve
@@ -24,15 +24,6 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     return (gathered(arrays),)
 
 
-def _case(rows: int, columns: int) -> Case:
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        return (random_arrays.normal(rng, rows, columns),)
-
-    return Case(f"{rows}x{columns}", {"ranks": 1}, make)
-
-
-CASES = (_case(1, 128), _case(5, 68))
-
 OP = serve(
     Op(
         name="gather_logits",
@@ -41,7 +32,6 @@ OP = serve(
         attrs={"ranks": None, "across": 0},  # 1: the ranks are on several hosts
         reference=reference,
         body=identity("gather_logits"),
-        cases=CASES,
     ),
     collectives_kernels.GATHER_LOGITS,
 )

@@ -5,9 +5,7 @@ quantised copies. Reference and body are those of one rank. CPU ranks exchange b
 there the two ops are not fused (builder/rules).
 """
 
-from dataclasses import replace
-
-from spark_engine.op import Attrs, Case, Chain, Op, Part
+from spark_engine.op import Attrs, Chain, Op, Part
 from spark_engine.operand import Result, When
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands
@@ -54,14 +52,6 @@ def parts(attrs: Attrs) -> Chain:
     return quantised.chain(attrs, (total, add, norm), after=("sum",))
 
 
-def _case(case: Case) -> Case:
-    own = {name: case.attrs[name] for name in NORM}
-    label = case.label.replace(" add1", "")
-    return replace(case, label=label, attrs={"ranks": 1, **own})
-
-
-CASES = tuple(_case(case) for case in norm_quant.CASES if case.attrs["add"])
-
 KEPT = (Result("y", "A[tokens,H]", When("keep")), Result("sum", "A[tokens,H]"))
 OP = serve(
     Op(
@@ -78,7 +68,6 @@ OP = serve(
         check=quantised.check,
         reference=reference,
         body=body,
-        cases=CASES,
         fuses=parts,
     ),
     reduce_norm_kernels.candidates(all_reduce.OP, norm_quant.OP),

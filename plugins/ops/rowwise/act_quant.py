@@ -5,19 +5,17 @@
 
 from dataclasses import replace
 
-import numpy as np
-
 from spark_engine.named import Named
-from spark_engine.op import Attrs, Case, Chain, Op, Part, rtol_of
+from spark_engine.op import Attrs, Chain, Op, Part
 from spark_engine.operand import Result, When
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import operands, random_arrays
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.formats import quantised
 from spark_engine.plugins.kernels.rowwise import act_quant_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.rowwise import sigmoid_gate, silu_mul
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.tensors import Array, TensorSpec
 
 
 def parts(attrs: Attrs) -> Chain:
@@ -52,54 +50,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("act_quant", inputs, outs)
 
 
-def _case(
-    act: str,
-    rows: int,
-    k: int,
-    quant: str,
-    n: int = 1,
-    keep: int = 0,
-    bench: bool = False,
-    dtype: DType = DType.F32,
-) -> Case:
-    attrs: Attrs = {
-        "act": act,
-        "heads": 2,
-        "head_dim": k // 2,
-        "keep": keep,
-        "quant": quant,
-        "n": n,
-    }
-
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        operands: tuple[Array, ...] = (
-            random_arrays.normal(rng, rows, 2 * k, scale=2.0, dtype=dtype),
-        )
-        if act == "sigmoid_gate":
-            operands = sigmoid_gate.arrays(rng, rows, 2, k // 2, dtype)
-        scales = random_arrays.static_scales(rng, n)
-        return (*operands, scales) if quantised.takes_scales(attrs) else operands
-
-    label = f"{act} {rows}x{k} {quant} n{n} keep{keep} {dtype}"
-    return Case(label, attrs, make, rtol=rtol_of(dtype), bench=bench)
-
-
-CASES = (
-    _case("silu_mul", 1, 64, "fp8"),
-    _case("silu_mul", 7, 38, "fp8", n=2, keep=1),
-    _case("silu_mul", 3, 200, "fp8_block"),
-    _case("silu_mul", 7, 48, "nvfp4", keep=1, bench=True),
-    _case("sigmoid_gate", 1, 64, "fp8", bench=True),
-    _case("sigmoid_gate", 7, 200, "fp8_block", keep=1),
-    _case("sigmoid_gate", 3, 48, "nvfp4", n=2),
-    _case("silu_mul", 3, 17408, "fp8_token"),
-    _case("sigmoid_gate", 7, 200, "fp8_token", keep=1),
-    _case("silu_mul", 3, 272, "fp8_halves"),
-    _case("silu_mul", 3, 64, "fp8", keep=1, dtype=DType.BF16),
-    _case("sigmoid_gate", 3, 64, "nvfp4", dtype=DType.BF16),
-)
-
-
 def _columns(node: Named) -> int:
     return node.dim("Y/2" if node.text("act") == "silu_mul" else "Y")
 
@@ -123,7 +73,6 @@ OP = serve(
         check=_check,
         reference=reference,
         body=body,
-        cases=CASES,
         fuses=parts,
     ),
     act_quant_kernels.CANDIDATES,

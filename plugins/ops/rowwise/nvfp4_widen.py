@@ -6,9 +6,9 @@ A GPU without FP4 matrix instructions multiplies these by NVFP4 weights (`nvfp4_
 import numpy as np
 
 from spark_engine.kernel import Plan
-from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Operand, Result, Role
-from spark_engine.plugins.common import operands, random_arrays
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import LEGAL, activation
@@ -35,18 +35,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     f, k = Text(), OP.named(attrs, specs).dim("K")
     f.cast(nvfp4_decode(f, "xq", widen(f, "x_scale"), k), activation(attrs), "x")
     return f.function("nvfp4_widen", ("xq", "x_scale"), ("x",))
-
-
-def _inputs(rows: int, width: int) -> Inputs:
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = random_arrays.awkward(rng, rows, width).astype(np.float32)
-        return numpy_codecs.nvfp4_quantise(x, np.float32(1e-3))
-
-    return make
-
-
-def _case(label: str, rows: int, width: int, dtype: DType = DType.BF16) -> Case:
-    return Case(label, {"dtype": dtype.value}, _inputs(rows, width), 0.0, 0.0, bench=rows == 65)
 
 
 def _refuse(node: Node) -> str | None:
@@ -77,12 +65,6 @@ OP = serve(
         legal=LEGAL,
         reference=reference,
         body=body,
-        cases=(
-            _case("one row", 1, 64),
-            _case("f32, odd number of blocks", 7, 48, DType.F32),
-            _case("odd number of blocks", 7, 48),
-            _case("many rows", 65, 256),
-        ),
     ),
     (Candidate("elementwise", "rowwise/nvfp4_widen_fma.cu", _plan, _cost, _refuse),),
 )

@@ -7,7 +7,7 @@ queries, then its D gates (transformers, `Qwen3_5Attention`).
 import numpy as np
 
 from spark_engine.named import Named
-from spark_engine.op import Attrs, Case, Op, rtol_of
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Result
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, random_arrays
@@ -66,21 +66,6 @@ def arrays(
     return o, np.concatenate([pairs, np.full((rows, 2 * dim), np.nan, dtype.numpy)], axis=1)
 
 
-def _case(rows: int, heads: int, dim: int, dtype: DType = DType.F32, bench: bool = False) -> Case:
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        return arrays(rng, rows, heads, dim, dtype)
-
-    attrs: Attrs = {"heads": heads, "head_dim": dim}
-    return Case(f"{rows} rows {heads}x{dim} {dtype}", attrs, make, rtol=rtol_of(dtype), bench=bench)
-
-
-CASES = (
-    _case(1, 2, 32),
-    _case(3, 3, 20),
-    _case(65, 4, 64, bench=True),
-    _case(3, 2, 32, DType.BF16),
-)
-
 DIMS = {"nq": "heads", "D": "head_dim"}
 QKV = operands.x("A[tokens,X]", "gates inside", "qkv")
 OP = serve(
@@ -93,7 +78,6 @@ OP = serve(
         check=gates_fit,
         reference=reference,
         body=body,
-        cases=CASES,
     ),
     act_quant_kernels.CANDIDATES,
     whole=act_quant_kernels.alone("sigmoid_gate", "none"),

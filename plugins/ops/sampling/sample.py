@@ -38,11 +38,11 @@ from spark_engine.plugins.common.sequence_tiles import over
 from spark_engine.plugins.kernels.sampling import sample_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.sampling import philox
-from spark_engine.plugins.ops.sampling import sample_cases as cases
 from spark_engine.plugins.ops.sampling.sample_nodes import (
     FLOOR,
     MASKED,
     Parameters,
+    Sampled,
     Span,
     draw,
     log_probabilities,
@@ -125,11 +125,15 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         u = philox.uniform(position, [int(x) for x in sampling_i[slot, 1:3]])
         tokens[row] = choose(z, sampling_f[slot], int(sampling_i[slot, 0]), u) if ok[row] else 0
         logprobs[row] = raw[tokens[row]]
-    made = (tokens, logprobs, top_ids, top_logprobs, ok)
+    return finished(attrs, (tokens, logprobs, top_ids, top_logprobs, ok), arrays[8:])
+
+
+def finished(attrs: Attrs, made: tuple[Array, ...], steps: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The results: `made`, and without drafts `last_tokens` with the first of them."""
     if attrs.get("drafts", 0):
         return made
-    slots, _, _, emit, last, *_ = arrays[8:]
-    last = last.copy()
+    slots, _, _, emit, last, *_ = steps
+    last, tokens = last.copy(), made[0]
     for slot, token, emits in zip(slots, tokens, emit, strict=True):
         if slot >= 0 and emits > 0:
             last[slot] = token
@@ -214,12 +218,17 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     f.cast(top.ids, DType.I32, out="top_ids")
     f("Identity", top.logprobs, out="top_logprobs")
     f("Squeeze", fine, [1], out="ok")
+    store_tokens(f, attrs, rows, chosen, n)
+    made = [r.name for r in OP.made(attrs)]
+    return f.function("sample", OP.names(attrs, len(specs)), made)
+
+
+def store_tokens(f: Text, attrs: Attrs, rows: Sampled, chosen: str, n: int) -> None:
+    """Writes the ids `chosen` [rows,1] to `next_tokens` and, without drafts, `last_tokens_out`."""
     tokens = f("Identity", f.cast(f("Reshape", chosen, [n]), DType.I32), out="next_tokens")
     if not attrs.get("drafts", 0):
         target = f("Where", rows.emits, rows.slots, -1)
         f("ScatterND", "last_tokens", over(f, target, [1]), tokens, out="last_tokens_out")
-    made = [r.name for r in OP.made(attrs)]
-    return f.function("sample", OP.names(attrs, len(specs)), made)
 
 
 def drawn(f: Text, p: Parameters, z: str, greatest: str, greedy: str, width: int) -> str:
@@ -244,7 +253,6 @@ OP = serve(
         dims=DIMS,
         reference=reference,
         body=body,
-        cases=cases.CASES,
     ),
     sample_kernels.CANDIDATES,
 )

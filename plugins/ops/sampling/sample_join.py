@@ -16,7 +16,6 @@ from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import over
 from spark_engine.plugins.ops.sampling import philox, sample
 from spark_engine.plugins.ops.sampling import sample_part as parts
-from spark_engine.plugins.ops.sampling import sample_part_cases as cases
 from spark_engine.plugins.ops.sampling.sample_nodes import (
     Parameters,
     Span,
@@ -72,15 +71,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         if not ok[row]:
             tokens[row], chosen = 0, tail[0, 3]
         logprobs[row] = chosen - largest - log_sum
-    made = (tokens, logprobs, top_ids, top_logprobs, ok)
-    if attrs.get("drafts", 0):
-        return made
-    slots, _, _, emit, last = steps
-    last = last.copy()
-    for slot, token, emits in zip(slots, tokens, emit, strict=True):
-        if slot >= 0 and emits > 0:
-            last[slot] = token
-    return (*made, last)
+    return sample.finished(attrs, (tokens, logprobs, top_ids, top_logprobs, ok), steps)
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
@@ -119,10 +110,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     its = f("Where", good, its, f("Slice", first, [0], [1], [1]))
     f("Squeeze", f("Sub", f("Sub", its, most), log_sum), [1], out="logprobs")
     f("Squeeze", f.cast(fine, DType.I32), [1], out="ok")
-    tokens = f("Identity", f.cast(f("Reshape", chosen, [n]), DType.I32), out="next_tokens")
-    if not attrs.get("drafts", 0):
-        target = f("Where", rows.emits, rows.slots, -1)
-        f("ScatterND", "last_tokens", over(f, target, [1]), tokens, out="last_tokens_out")
+    sample.store_tokens(f, attrs, rows, chosen, n)
     made = [r.name for r in OP.made(attrs)]
     return f.function("sample_join", OP.names(attrs, len(specs)), made)
 
@@ -158,5 +146,4 @@ OP = Op(
     dims={"N": "ranks", "ranks": "1", "C": _columns},  # `logits` are of all ranks
     reference=reference,
     body=body,
-    cases=tuple(cases.join_case(shared, parts.reference) for shared in cases.SHARED),
 )

@@ -19,7 +19,6 @@ from spark_engine.op import Attrs, Op
 from spark_engine.operand import Result
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.ops.sampling import sample
-from spark_engine.plugins.ops.sampling import sample_part_cases as cases
 from spark_engine.plugins.ops.sampling.sample_nodes import (
     FLOOR,
     MASKED,
@@ -134,5 +133,4 @@ OP = Op(
     check=_check,
     reference=reference,
     body=body,
-    cases=cases.PARTS,
 )

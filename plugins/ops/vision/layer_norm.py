@@ -8,14 +8,14 @@ import numpy as np
 
 from spark_engine.errors import GraphError
 from spark_engine.named import Named
-from spark_engine.op import Attrs, Case, Inputs, Op, rtol_of
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Result
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.fragments import normalise, row_sum, widen
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.kernels.vision.layer_norm_kernels import CANDIDATES
 from spark_engine.plugins.launch import serve
-from spark_engine.tensors import Array, Dim, DType, TensorSpec
+from spark_engine.tensors import Array, Dim, TensorSpec
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -48,21 +48,6 @@ def _grouped(node: Named) -> Dim:
     return tokens // group
 
 
-def _inputs(rows: int, width: int, dtype: DType = DType.F32) -> Inputs:
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = rng.standard_normal((rows, width)) * 2 + 3
-        x[rows // 2] = 1.5  # a row without variance divides by sqrt(eps)
-        weight, bias = 1 + 0.1 * rng.standard_normal(width), rng.standard_normal(width)
-        return x.astype(dtype.numpy), weight.astype(np.float32), bias.astype(np.float32)
-
-    return make
-
-
-def _case(label: str, rows: int, width: int, group: int = 1, dtype: DType = DType.F32) -> Case:
-    rtol, attrs = rtol_of(dtype), {"eps": 1e-6, "group": group}
-    return Case(label, attrs, _inputs(rows, width, dtype), rtol, rtol, bench=rows == 65)
-
-
 OP = serve(
     Op(
         name="layer_norm",
@@ -76,14 +61,6 @@ OP = serve(
         dims={"grouped": _grouped},
         reference=reference,
         body=body,
-        cases=(
-            _case("one row", 1, 64),
-            _case("odd width", 3, 37),
-            _case("many rows", 65, 256),
-            _case("bf16", 5, 128, dtype=DType.BF16),
-            _case("groups", 12, 72, 4),
-            _case("groups bf16", 8, 64, 4, DType.BF16),
-        ),
     ),
     CANDIDATES,
 )

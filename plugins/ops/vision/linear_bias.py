@@ -8,15 +8,15 @@ import math
 
 import numpy as np
 
-from spark_engine.op import Attrs, Case, Op, rtol_of
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Operand, Result, Role
-from spark_engine.plugins.common import operands, random_arrays
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.formats import format_fragments as ff
 from spark_engine.plugins.kernels.vision.linear_bias_kernels import CANDIDATES, GELUS, PACKS, whole
 from spark_engine.plugins.launch import serve
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.tensors import Array, TensorSpec
 
 TANH = 2 * math.sqrt(2 / math.pi), 0.044715  # u is half of the first · (x + the second · x³)
 _erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -51,26 +51,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("linear_bias", OP.names(attrs, len(specs)), ("y",))
 
 
-def _case(
-    size: tuple[int, int, int], gelu: str = "", residual: bool = False,
-    dtype: DType = DType.F32, weight: DType = DType.F32,
-) -> Case:  # fmt: skip
-    m, n, k = size
-
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = random_arrays.normal(rng, m, k, dtype=dtype)
-        w = random_arrays.normal(rng, n, k, scale=2 * k**-0.5, dtype=weight)
-        bias = random_arrays.normal(rng, n)
-        bias[0], bias[-1] = 30, -30  # far outside of where gelu bends
-        more = (random_arrays.normal(rng, m, n, dtype=dtype),) if residual else ()
-        return x, w, bias, *more
-
-    rtol = rtol_of(dtype)
-    words = (f"{m}x{n}x{k}", gelu, "residual" * residual, weight, dtype)
-    label = " ".join(str(word) for word in words if word)
-    return Case(label, {"gelu": gelu}, make, rtol, rtol, bench=m == 65)
-
-
 OP = serve(
     Op(
         name="linear_bias",
@@ -85,16 +65,6 @@ OP = serve(
         legal={"gelu": GELUS},
         reference=reference,
         body=body,
-        cases=(
-            _case((3, 40, 48)),
-            _case((5, 36, 64), "tanh"),
-            _case((4, 64, 96), "erf"),
-            _case((65, 48, 40), residual=True),
-            _case((4, 64, 64), weight=DType.BF16),
-            _case((8, 64, 64), "tanh", dtype=DType.BF16, weight=DType.BF16),
-            _case((8, 64, 64), "erf", dtype=DType.BF16, weight=DType.BF16),
-            _case((6, 64, 128), residual=True, dtype=DType.BF16, weight=DType.BF16),
-        ),
     ),
     CANDIDATES,
     PACKS,

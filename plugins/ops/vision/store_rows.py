@@ -6,13 +6,13 @@ written to the state's last row, which is scratch. A row beyond the state is not
 
 import numpy as np
 
-from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.kernels.vision.store_rows_kernels import CANDIDATES
 from spark_engine.plugins.launch import serve
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.tensors import Array, TensorSpec
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -37,25 +37,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("store_rows", OP.inputs, OP.outputs)
 
 
-def _inputs(rows: int, live: int, first: int, dtype: DType) -> Inputs:
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = rng.standard_normal((rows, 24))
-        x[live // 4 :] = np.nan
-        state = rng.standard_normal((13, 24)).astype(dtype.numpy)
-        steps = (np.asarray([n], np.int32) for n in (live, first))
-        return x.astype(dtype.numpy), *steps, state
-
-    return make
-
-
-def _ignore(outputs: tuple[Array, ...]) -> None:
-    outputs[0][-1] = 0
-
-
-def _case(label: str, rows: int, live: int, first: int, dtype: DType = DType.F32) -> Case:
-    return Case(label, {"group": 4}, _inputs(rows, live, first, dtype), ignore=_ignore)
-
-
 OP = serve(
     Op(
         name="store_rows",
@@ -69,13 +50,6 @@ OP = serve(
         attrs={"group": None},
         reference=reference,
         body=body,
-        cases=(
-            _case("all rows", 6, 24, 0),
-            _case("padding", 8, 20, 5),
-            _case("to the end", 8, 32, 4),
-            _case("beyond the end", 8, 32, 8),
-            _case("bf16", 5, 12, 2, DType.BF16),
-        ),
     ),
     CANDIDATES,
 )

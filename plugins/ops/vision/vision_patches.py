@@ -9,7 +9,7 @@ its colour. Sums in f32, cast once. Taps outside the table, of padding, are clam
 
 import numpy as np
 
-from spark_engine.op import Attrs, Case, Inputs, Op, rtol_of
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.fragments import widen
@@ -47,25 +47,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("vision_patches", OP.inputs, OP.outputs)
 
 
-def _inputs(count: int, width: int, dtype: DType) -> Inputs:
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        taps = rng.integers(0, 9, (count, 4)).astype(np.int32)
-        taps[-1] = 1 << 30, -(1 << 31), 0, 8  # of padding
-        weights = rng.random((count, 4)).astype(np.float32)
-        pixels = np.stack([rng.uniform(0.005, 0.02, 48), rng.uniform(-2, 2, 48)])
-        patches = rng.integers(0, 256, (count, 48)).astype(np.uint8)
-        table = rng.standard_normal((9, width)).astype(dtype.numpy)
-        return patches, taps, weights, pixels.astype(np.float32), table
-
-    return make
-
-
-def _case(count: int, width: int, dtype: DType, table: DType) -> Case:
-    rtol = rtol_of(dtype)
-    attrs: Attrs = {"dtype": dtype.value}
-    return Case(f"{count}x{width} {table} {dtype}", attrs, _inputs(count, width, table), rtol, rtol)
-
-
 OP = serve(
     Op(
         name="vision_patches",
@@ -81,11 +62,6 @@ OP = serve(
         legal=LEGAL,
         reference=reference,
         body=body,
-        cases=(
-            _case(7, 20, DType.F32, DType.F32),
-            _case(4, 64, DType.F32, DType.BF16),
-            _case(8, 64, DType.BF16, DType.BF16),
-        ),
     ),
     CANDIDATES,
 )

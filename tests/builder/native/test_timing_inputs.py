@@ -10,6 +10,7 @@ from spark_engine.builder.native.tactics import CONTEXT, Work
 from spark_engine.builder.native.timing_inputs import Filling, fillings, operands
 from spark_engine.plugins import registry
 from spark_engine.tensors import DType, TensorSpec
+from tests.plugins.cases.seeded import seeded
 
 RNG = np.random.default_rng(0)
 LIMITS = {"S": 9, "MP": 32, "P": 300}
@@ -45,7 +46,7 @@ def whole(filling: Filling, spec: TensorSpec) -> np.ndarray:
 
 @pytest.mark.parametrize("op", registry.OPS, ids=lambda op: op.name)
 def test_every_operand_is_finite_whatever_it_is_read_as(op) -> None:
-    case = op.cases[0]
+    case = seeded(op)[0]
     arrays = case.inputs(np.random.default_rng(0))
     specs = tuple(TensorSpec("t", DType.of(a.dtype), a.shape) for a in arrays)
     work = Work(op.name, op, case.attrs, specs, (), frozenset())

@@ -12,12 +12,13 @@ from spark_engine.models.weights import recipes as weights
 from spark_engine.op import Case, Op, Part
 from spark_engine.plugins.registry import OPS, REGISTRY
 from spark_engine.tensors import Array, DType, TensorSpec
+from tests.plugins.cases.seeded import seeded
 
 CASES = [
     pytest.param(op, case, id=f"{op.name}-{case.label}")
     for op in OPS
     if op.fuses is not None
-    for case in op.cases
+    for case in seeded(op)
 ]
 
 

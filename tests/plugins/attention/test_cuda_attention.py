@@ -16,9 +16,9 @@ from spark_engine.device.gpu import architecture  # noqa: E402
 from spark_engine.kernel import TARGETS, Target  # noqa: E402
 from spark_engine.op import Case, Tolerance  # noqa: E402
 from spark_engine.plugins.ops.attention.paged_attention import OP  # noqa: E402
-from spark_engine.plugins.ops.attention.paged_attention_cases import Launch  # noqa: E402
 from spark_engine.tensors import Array, DType  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
+from tests.plugins.cases.attention.paged_attention import Launch  # noqa: E402
 
 NAME = architecture()
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, 1000, 1024, 3001,

@@ -21,9 +21,9 @@ from spark_engine.kernel import TARGETS, Target  # noqa: E402
 from spark_engine.op import Attrs, Case, Op  # noqa: E402
 from spark_engine.plugins.kernels.attention import attention_round_kernels
 from spark_engine.plugins.ops.attention import append_kv, attention_decode, paged_attention
-from spark_engine.plugins.ops.attention.paged_attention_cases import Launch  # noqa: E402
 from spark_engine.tensors import Array, DType  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
+from tests.plugins.cases.attention.paged_attention import Launch  # noqa: E402
 
 B16, F8 = DType.BF16, DType.F8E4M3
 SERVED = {"27B": (24, 4), "35B": (16, 2), "122B": (32, 2), "three": (6, 2)}

@@ -7,9 +7,9 @@ import pytest
 
 from spark_engine.kernel import GB10
 from spark_engine.plugins.ops.attention.paged_attention import OP
-from spark_engine.plugins.ops.attention.paged_attention_cases import Launch
 from spark_engine.tensors import Array, DType
 from tests.plugins import cuda_node, emulated
+from tests.plugins.cases.attention.paged_attention import Launch
 
 (TILES_PAIR,) = (t for t in OP.cuda.tactics if t.name == "tiles_pair")
 

@@ -12,9 +12,9 @@ from spark_engine.builder.native.nvrtc import Defines
 from spark_engine.kernel import GB10, H200, Tactic, Target
 from spark_engine.op import Attrs
 from spark_engine.plugins.ops.attention import attention_decode
-from spark_engine.plugins.ops.attention.paged_attention_cases import Launch
 from spark_engine.tensors import Array, DType
 from tests.plugins import cuda_node, emulated
+from tests.plugins.cases.attention.paged_attention import Launch
 
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
 OP, TILE = attention_decode.OP, 4

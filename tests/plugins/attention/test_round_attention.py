@@ -8,9 +8,9 @@ import pytest
 
 from spark_engine.op import Attrs
 from spark_engine.plugins.ops.attention import append_kv, attention_decode, paged_attention
-from spark_engine.plugins.ops.attention.paged_attention_cases import ROUNDS, Launch
 from spark_engine.tensors import Array, DType
 from tests.plugins import run_op
+from tests.plugins.cases.attention.paged_attention import ROUNDS, Launch
 
 F32, B16, F8 = DType.F32, DType.BF16, DType.F8E4M3
 SHAPES = {

@@ -9,15 +9,12 @@ import pytest
 
 from spark_engine.kernel import TARGETS, Tactic, Target
 from spark_engine.op import Attrs, Case, Op
-from spark_engine.plugins.ops.delta_rule import (
-    causal_conv,
-    gated_delta,
-    gated_delta_cases,
-    gdn_decode,
-)
-from spark_engine.plugins.ops.delta_rule import gdn_decode_cases as fused_cases
-from spark_engine.plugins.ops.delta_rule.gated_delta_cases import Launch
+from spark_engine.plugins.ops.delta_rule import causal_conv, gated_delta, gdn_decode
 from spark_engine.tensors import Array, DType
+from tests.plugins.cases.delta_rule import gated_delta as gated_delta_cases
+from tests.plugins.cases.delta_rule import gdn_decode as fused_cases
+from tests.plugins.cases.delta_rule.gated_delta import Launch
+from tests.plugins.cases.seeded import seeded
 
 nvrtc = pytest.importorskip("spark_engine.builder.native.nvrtc")
 from tests.plugins import cuda_node  # noqa: E402
@@ -112,7 +109,7 @@ CHUNKED = [
     chunked("27B", state=DType.F16, ring=8),
 ]
 CASES = [
-    *((op, case) for op in OPS for case in op.cases),
+    *((op, case) for op in OPS for case in seeded(op)),
     *((gdn_decode.OP, case) for case in (*SERVED, *RINGS)),
     *((gated_delta.CHUNK, case) for case in CHUNKED),
 ]
@@ -205,7 +202,7 @@ def test_decode_kernels_compile_without_spills(
 @pytest.mark.parametrize("op", [causal_conv.OP, gated_delta.CHUNK], ids=lambda op: op.name)
 def test_other_kernels_compile_without_spills(target: Target, op: Op, cache: Path) -> None:
     works = []
-    for case in op.cases:
+    for case in seeded(op):
         found = list(cuda_node.planned(op, cuda_node.as_bf16(op, case) or case, target))
         assert found, f"every tactic refuses {case.label}"
         works += found

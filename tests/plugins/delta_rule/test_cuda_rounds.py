@@ -9,9 +9,10 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.op import Attrs, Case, Op  # noqa: E402
-from spark_engine.plugins.ops.delta_rule import gated_delta_cases, gdn_decode  # noqa: E402
+from spark_engine.plugins.ops.delta_rule import gdn_decode  # noqa: E402
 from spark_engine.tensors import Array, DType  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
+from tests.plugins.cases.delta_rule import gated_delta as gated_delta_cases
 from tests.plugins.delta_rule.test_rounds import (  # noqa: E402
     PROMPTS,
     Sequence_,

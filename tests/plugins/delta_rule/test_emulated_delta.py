@@ -14,9 +14,10 @@ import pytest
 from spark_engine.kernel import GB10, H200, Tactic, Target
 from spark_engine.op import Case
 from spark_engine.plugins.ops.delta_rule import gated_delta
-from spark_engine.plugins.ops.delta_rule.gated_delta_cases import Launch
 from spark_engine.tensors import Array, DType
 from tests.plugins import cuda_node, emulated
+from tests.plugins.cases.delta_rule.gated_delta import Launch
+from tests.plugins.cases.seeded import seeded
 
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
 OP = gated_delta.CHUNK
@@ -96,7 +97,7 @@ def test_it_is_the_reference(
 
 
 @pytest.mark.parametrize(
-    "case", [c for c in gated_delta.STEP.cases if "f16 state, full" in c.label]
+    "case", [c for c in seeded(gated_delta.STEP) if "f16 state, full" in c.label]
 )
 def test_steps_keep_states_of_f16_finite(case: Case, cache: Path) -> None:
     op, arrays = gated_delta.STEP, case.inputs(np.random.default_rng(5))

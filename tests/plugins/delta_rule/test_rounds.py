@@ -12,13 +12,7 @@ import pytest
 
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Op
-from spark_engine.plugins.ops.delta_rule import (
-    causal_conv,
-    gated_delta,
-    gated_delta_cases,
-    gdn_decode,
-    gdn_decode_cases,
-)
+from spark_engine.plugins.ops.delta_rule import causal_conv, gated_delta, gdn_decode
 from spark_engine.plugins.state.replay_ring import (
     Ring,
     ring_behind,
@@ -27,6 +21,8 @@ from spark_engine.plugins.state.replay_ring import (
 )
 from spark_engine.tensors import Array, DType
 from tests.plugins import one_node
+from tests.plugins.cases.delta_rule import gated_delta as gated_delta_cases
+from tests.plugins.cases.delta_rule import gdn_decode as gdn_decode_cases
 
 SLOT, OTHER, UNITS, TOKENS = 2, 0, 3, 44
 Compute = Callable[[Op, Attrs, dict[str, Array]], Sequence[Array]]
@@ -111,7 +107,7 @@ class Sequence_:
         attrs: Attrs = {"tile": tile, "drafts": self.launch.drafts}  # of the convolution
         operands |= {"x": operands["qkvz"], "weight": operands["conv_weight"]}
         (operands["c"], *_) = self._call(causal_conv.OP, attrs, operands)
-        op = gated_delta.op_of({"tile": tile})
+        op = gated_delta.STEP if tile < 64 else gated_delta.CHUNK
         return self._call(op, launch.delta.attrs, operands)[0]
 
     def _call(self, op: Op, attrs: Attrs, operands: dict[str, Array]) -> Sequence[Array]:

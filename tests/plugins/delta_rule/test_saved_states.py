@@ -10,6 +10,7 @@ import pytest
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins.ops.delta_rule import causal_conv, gated_delta
 from spark_engine.tensors import Array
+from tests.plugins.cases.seeded import seeded
 from tests.plugins.run_op import named, run
 
 Operands = dict[str, Array]
@@ -19,7 +20,7 @@ OPS = (causal_conv.OP, gated_delta.CHUNK)
 SAVING = [
     pytest.param(op, case, id=f"{op.name}-{case.label}")
     for op in OPS
-    for case in op.cases
+    for case in seeded(op)
     if "saves" in case.label
 ]
 # A launch carries a state in f32; where it is stored as bf16 a saved one is rounded.

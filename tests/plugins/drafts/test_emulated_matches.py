@@ -9,6 +9,7 @@ from spark_engine.kernel import GB10, H200
 from spark_engine.op import Op
 from spark_engine.plugins.ops.drafts import match_drafts, store_ids
 from tests.plugins import cuda_node, emulated
+from tests.plugins.cases.seeded import seeded
 
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
 def test_kernels_of_ids_do_what_references_do(op: Op, cache: Path) -> None:
     """The scratch rows are not written; each target plans the same launch."""
     (tactic,) = op.cuda.tactics
-    for number, case in enumerate(op.cases):
+    for number, case in enumerate(seeded(op)):
         arrays = case.inputs(np.random.default_rng(number))
         specs, outs = cuda_node.specs_of(op, case.attrs, arrays), op.infer(case.attrs, tuple(
             cuda_node.specs_of(op, case.attrs, arrays)))  # fmt: skip

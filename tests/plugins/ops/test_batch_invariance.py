@@ -6,6 +6,7 @@ import pytest
 from spark_engine.op import Case, Op
 from spark_engine.plugins import registry
 from spark_engine.tensors import Array
+from tests.plugins.cases.seeded import seeded
 from tests.plugins.one_node import Node, constants, row_wise, run_graph
 from tests.plugins.test_ops import arrays_of
 
@@ -13,7 +14,7 @@ PAIRS = [
     pytest.param(op, case, id=f"{op.name}-{case.label}")
     for op in registry.OPS
     if row_wise(op)
-    for case in op.cases
+    for case in seeded(op)
 ]
 
 
@@ -70,7 +71,7 @@ def test_rows_beyond_the_live_ones_may_hold_nan() -> None:
     for op in registry.OPS:
         if not row_wise(op):
             continue
-        case = op.cases[0]
+        case = seeded(op)[0]
         arrays = arrays_of(op, case)
         clean = run_rows(op, case, arrays, [0] * 3, 1)
         first = np.repeat(arrays[0], 3, axis=0)

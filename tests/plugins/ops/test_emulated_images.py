@@ -9,12 +9,13 @@ from spark_engine.kernel import H200
 from spark_engine.op import Case, Op
 from spark_engine.plugins.registry import REGISTRY
 from tests.plugins import cuda_node, emulated
+from tests.plugins.cases.seeded import seeded
 
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
 CASES = [
     (op, case)
     for op in (REGISTRY["embed"], REGISTRY["mtp_input"])
-    for case in op.cases
+    for case in seeded(op)
     if "images" in case.label and case.attrs["dtype"] == "bf16"
 ]
 

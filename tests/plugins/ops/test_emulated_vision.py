@@ -11,13 +11,14 @@ from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.tensors import Array, DType
 from tests.plugins import cuda_node, emulated
+from tests.plugins.cases.seeded import seeded
 
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
 LINEAR, BF16 = REGISTRY["linear_bias"], DType.BF16.numpy
 MOVES = [
     (REGISTRY[name], case)
     for name in ("vision_patches", "layer_norm", "store_rows")
-    for case in REGISTRY[name].cases
+    for case in seeded(REGISTRY[name])
     if "bf16" in case.label and case.label != "4x64 bf16 f32"
 ]
 BROKEN = 2  # the token that is NaN, as padding may be

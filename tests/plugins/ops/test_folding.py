@@ -6,6 +6,7 @@ import onnx
 import pytest
 
 from spark_engine.plugins import registry
+from tests.plugins.cases.seeded import seeded
 from tests.plugins.one_node import Node, build, constants
 from tests.plugins.test_ops import arrays_of
 
@@ -20,8 +21,8 @@ ALL = (*LEFT, "fp8_block_linear", "nvfp4_linear_a4", "moe_router", "shared_gate"
 def folded(name: str, case: int, path: Path) -> onnx.ModelProto:
     """The model onnxruntime really runs for an op's case."""
     op = registry.get(name)
-    arrays = arrays_of(op, op.cases[case])
-    attrs = op.cases[case].attrs
+    arrays = arrays_of(op, seeded(op)[case])
+    attrs = seeded(op)[case].attrs
     names = op.names(attrs, len(arrays))
     outs = [f"out{i}" for i in range(len(op.outputs))]
     constant = [n for n in constants(op, attrs) if n in names]
@@ -40,7 +41,7 @@ def test_one_matmul_is_left(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_every_matmul_has_a_constant_matrix(name: str, tmp_path: Path) -> None:
     """A right operand that is computed or 3-D would make a row's bits depend on the others."""
-    for case in range(len(registry.get(name).cases)):
+    for case in range(len(seeded(registry.get(name)))):
         model = folded(name, case, tmp_path / f"{case}.onnx")
         constants = {i.name: len(i.dims) for i in model.graph.initializer}
         rights = [n.input[1] for n in model.graph.node if n.op_type == "MatMul"]

@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 
 from spark_engine.op import Attrs, Case, Op
-from spark_engine.plugins.ops.attention import paged_attention, paged_attention_cases
-from spark_engine.plugins.ops.delta_rule import causal_conv, gated_delta, gated_delta_cases
-from spark_engine.plugins.ops.sampling import mark_tokens, sample, sample_cases
+from spark_engine.plugins.ops.attention import paged_attention
+from spark_engine.plugins.ops.delta_rule import causal_conv, gated_delta
+from spark_engine.plugins.ops.sampling import mark_tokens, sample
 from spark_engine.tensors import Array, DType
 from tests.plugins import one_node
+from tests.plugins.cases.attention import paged_attention as paged_attention_cases
+from tests.plugins.cases.delta_rule import gated_delta as gated_delta_cases
+from tests.plugins.cases.sampling import sample as sample_cases
+from tests.plugins.cases.seeded import seeded
 from tests.plugins.run_op import named, run
 
 TILE = 64
@@ -121,7 +125,7 @@ SMALL = [
         (paged_attention.OP, ("page edges", "decode, eight share", "tiles, small pages")),
         (sample.OP, ("all three", "top_p, hot", "everything", "not finite")),
     )
-    for case in op.cases
+    for case in seeded(op)
     if case.label in labels
 ]
 INVARIANT = [pytest.param(op, c, id=f"{op.name}-{c.label}") for op, c in SMALL + _real_cases()]
@@ -237,7 +241,7 @@ def _sequence(op: Op) -> tuple[Attrs, dict[str, Array]]:
     if op is gated_delta.CHUNK:
         chunk = gated_delta_cases.Launch(TILE, *rows)
         return chunk.attrs, named(op, chunk.inputs(rng), chunk.attrs)
-    case = op.cases[0]
+    case = seeded(op)[0]
     arrays = named(op, case.inputs(rng), case.attrs)
     if "x" in arrays:
         arrays["x"] = rng.standard_normal((3 * TILE, arrays["x"].shape[1])).astype(np.float32)

@@ -14,8 +14,8 @@ from spark_engine.builder.native import nvrtc
 from spark_engine.device.gpu import present
 from spark_engine.kernel import Target
 from spark_engine.plugins.ops.sampling import sample
-from spark_engine.plugins.ops.sampling.sample_cases import Launch, broken, flat, ties
 from spark_engine.tensors import Array
+from tests.plugins.cases.sampling.sample import Launch, broken, flat, ties
 from tests.plugins.ranks.rank_cards import RankCards, specs_of
 
 pytestmark = pytest.mark.gpu

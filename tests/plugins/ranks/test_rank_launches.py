@@ -20,10 +20,10 @@ from spark_engine.kernel import H200, Tactic
 from spark_engine.op import Attrs, Op
 from spark_engine.plugins.ops.ranks import all_reduce, gather_logits, reduce_norm_quant
 from spark_engine.plugins.ops.sampling import sample
-from spark_engine.plugins.ops.sampling.sample_cases import Launch
 from spark_engine.tensors import Array
 from tests.builder.empty_cubins import EmptyCubin
 from tests.fake_driver import FakeDriver
+from tests.plugins.cases.sampling.sample import Launch
 from tests.plugins.ranks.rank_cards import RankCards, specs_of
 
 ALWAYS = 48 << 10  # bytes of dynamic shared memory that need no leave

@@ -11,9 +11,10 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 from spark_engine.builder.native import nvrtc  # noqa: E402
 from spark_engine.kernel import TARGETS  # noqa: E402
 from spark_engine.op import Case  # noqa: E402
-from spark_engine.plugins.ops.sampling import philox, sample, sample_cases
+from spark_engine.plugins.ops.sampling import philox, sample
 from spark_engine.tensors import Array  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
+from tests.plugins.cases.sampling import sample as sample_cases
 
 OP = sample.OP
 NEAR = 1e-6  # from a step of the distribution: there the draw may give either token

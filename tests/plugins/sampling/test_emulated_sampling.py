@@ -15,9 +15,9 @@ import pytest
 from spark_engine.kernel import H200, Plan
 from spark_engine.op import Attrs
 from spark_engine.plugins.ops.sampling import sample
-from spark_engine.plugins.ops.sampling.sample_cases import Launch, broken, ties
 from spark_engine.tensors import Array, DType, TensorSpec
 from tests.plugins import emulated
+from tests.plugins.cases.sampling.sample import Launch, broken, ties
 from tests.plugins.emulated import Buffer
 
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from spark_engine.plugins.ops.sampling import sample, sample_cases
+from spark_engine.plugins.ops.sampling import sample
 from spark_engine.tensors import Array
+from tests.plugins.cases.sampling import sample as sample_cases
 from tests.plugins.run_op import named, run
 
 PER_ROW = {"slots", "starts", "counts", "emit", "logits"}

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from spark_engine.op import Attrs, Case
-from spark_engine.plugins.ops.sampling import sample, sample_cases
-from spark_engine.plugins.ops.sampling.sample_cases import Launch
+from spark_engine.plugins.ops.sampling import sample
 from spark_engine.tensors import Array
+from tests.plugins.cases.sampling import sample as sample_cases
+from tests.plugins.cases.sampling.sample import Launch
 from tests.plugins.run_op import named, run
 
 if TYPE_CHECKING:

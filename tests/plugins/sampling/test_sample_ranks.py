@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from spark_engine.plugins.ops.sampling import sample, sample_join, sample_part
-from spark_engine.plugins.ops.sampling.sample_cases import Launch, ties
 from spark_engine.tensors import Array
+from tests.plugins.cases.sampling.sample import Launch, ties
 from tests.plugins.run_op import named, run
 
 TOKENS, TOP_IDS, OK = 0, 2, 4

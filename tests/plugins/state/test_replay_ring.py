@@ -5,20 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.byte_floors import ring_bytes
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs
-from spark_engine.plugins.ops.delta_rule import gated_delta, gated_delta_cases
+from spark_engine.plugins.ops.delta_rule import gated_delta
 from spark_engine.plugins.state.replay_ring import (
     MOST,
     Heads,
     Ring,
     ring_behind,
-    ring_bytes,
     ring_of,
     ring_width,
     whole_state,
 )
 from spark_engine.tensors import Array, DType
+from tests.plugins.cases.delta_rule import gated_delta as gated_delta_cases
 from tests.plugins.run_op import named, run
 
 SLOT, TOKENS = 2, 48

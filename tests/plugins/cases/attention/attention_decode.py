@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from spark_engine.op import Attrs, Case
 from spark_engine.plugins.common import random_arrays
 from spark_engine.plugins.formats import quantised
-from spark_engine.plugins.ops.attention import paged_attention_cases as attention
 from spark_engine.tensors import Array, DType
+from tests.plugins.cases.attention import paged_attention as attention
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import numpy as np
 
 from spark_engine.interface import PREFILL_TILE
 from spark_engine.op import Attr, Case
-from spark_engine.plugins.ops.delta_rule.tile_cases import Tiles
 from spark_engine.plugins.state.replay_ring import Heads, Ring
 from spark_engine.tensors import Array, DType
+from tests.plugins.cases.delta_rule.tiles import Tiles
 
 UNITS = 6
 LAGS = (3, 1 << 20, 0, 5, 1)  # tokens since all was folded, of one slot after another

@@ -8,8 +8,9 @@ import numpy as np
 from spark_engine.op import Attrs, Case
 from spark_engine.plugins.common import random_arrays
 from spark_engine.plugins.formats import quantised
-from spark_engine.plugins.ops.delta_rule import causal_conv, gated_delta_cases
+from spark_engine.plugins.ops.delta_rule import causal_conv
 from spark_engine.tensors import Array, DType
+from tests.plugins.cases.delta_rule import gated_delta as gated_delta_cases
 
 TAPS, EXTRA = 4, 8  # unused columns between v and z, and after z
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from spark_engine.op import Attrs, Case
-from spark_engine.plugins.ops.sampling.sample_cases import Launch, broken, ties
 from spark_engine.tensors import Array
+from tests.plugins.cases.sampling.sample import Launch, broken, ties
 
 Part = Callable[[Attrs, tuple[Array, ...]], tuple[Array, ...]]
 _ALL = Launch(1.7, 0.9, 0.01, 1.3, 0.7, 0.2, top_k=30, bias=True, width=320, vocab=301, mask=0.4)
