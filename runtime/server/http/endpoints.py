@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request, Response
@@ -26,6 +26,7 @@ from spark_engine.runtime.server.replies.errors import LEFT, Draining, error_res
 from spark_engine.runtime.server.service.models import Models
 from spark_engine.runtime.server.service.service import Service
 
+T = TypeVar("T")
 Start = Callable[[Service, Blobs], Awaitable[Reply]]
 Run = Callable[["Endpoints", Request], Awaitable[Response]]
 
@@ -110,7 +111,8 @@ class Endpoints:
             raise Draining("the server is draining; send the request elsewhere")
         body = await self._bodies.take(request)
         try:
-            return await self._unless_gone(request, work(body))
+            left = Response(status_code=LEFT)
+            return await unless_gone(request.receive, work(body), left)
         finally:
             body.drop()
 
@@ -157,22 +159,6 @@ class Endpoints:
         finally:
             reply.close()
 
-    async def _unless_gone(self, request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-        """The result of `work`, which is cancelled if the client disconnects."""
-        answer = asyncio.ensure_future(work)
-        gone = asyncio.ensure_future(_wait_for_disconnect(request))
-        taken = False
-        try:
-            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-            taken = answer.done()
-            return answer.result() if taken else Response(status_code=LEFT)
-        finally:
-            for task in (answer, gone):
-                task.cancel()
-            (late, _) = await asyncio.gather(answer, gone, return_exceptions=True)
-            if not taken and isinstance(late, _Stream):
-                late.close()
-
 
 class _Stream(StreamingResponse):
     """The events of `reply`, which is closed at the end: if the client disconnects before the first
@@ -192,8 +178,25 @@ class _Stream(StreamingResponse):
             self._reply.close()
 
 
-async def _wait_for_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T], left: T) -> T:
+    """The result of `work`; `left` if the client disconnects before, which cancels it."""
+    answer = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_wait_for_disconnect(receive))
+    taken = False
+    try:
+        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        taken = answer.done()
+        return answer.result() if taken else left
+    finally:
+        for task in (answer, gone):
+            task.cancel()
+        (late, _) = await asyncio.gather(answer, gone, return_exceptions=True)
+        if not taken and isinstance(late, _Stream):
+            late.close()
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 
