@@ -39,8 +39,10 @@ _SERVING = (Group.ENGINE, Group.MEASURING, Group.SERVER, Group.SECURITY, Group.L
 _NOT = ("--device", "--profile", "--hosts", "--rank", "--cache-dir", "--cache-dir-gib")
 ROWS = tuple(r for r in OPTIONS if r.group in _SERVING and r.flag not in _NOT)
 # Of a front for servers that run already.
-_OF_FRONT = ("--host", "--port", "--max-connections", "--drain-timeout", "--allowed-hosts")
-_OF_FRONT += ("--tls-cert", "--tls-key", "--log-format")
+_OF_FRONT = (
+    *("--host", "--port", "--max-connections", "--drain-timeout", "--allowed-hosts"),
+    *("--tls-cert", "--tls-key", "--log-format"),
+)
 FRONT = tuple(r for r in OPTIONS if r.flag in _OF_FRONT)
 POLICIES = ("prefix", "least", "turn")
 _BY = click.option(
