@@ -46,6 +46,18 @@ KEY, HIDDEN = "--api-key", "***"
 
 COUNT = click.IntRange(1)
 SECONDS = Finite(0)
+_SHARED: tuple[click.Parameter, ...] = (  # of both commands
+    click.Argument(["target"], metavar="URL|ENGINE"),
+    click.Argument(["more"], metavar="[-- SPARK-RUN-OPTIONS]", nargs=-1, type=click.UNPROCESSED),
+    click.Option(
+        ["--vocab"], type=COUNT, help="Draw token ids below this; by default the engine's, or 1000."
+    ),
+    click.Option(["--seed"], type=int, help="Seed of prompts and arrivals; a new one by default."),
+    click.Option(["--model"], help="Model name at URL."),
+    click.Option(["--api-key"], envvar="SPARK_API_KEY", help="API key of the server."),
+    click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON."),
+    click.Option(["--wait"], is_flag=True, help="Wait for another bench on this machine to end."),
+)
 
 
 @click.group()
@@ -54,9 +66,7 @@ def main() -> None:
     """Load tests of servers, as their clients see them."""
 
 
-@main.command()
-@click.argument("target", metavar="URL|ENGINE")
-@click.argument("more", metavar="[-- SPARK-RUN-OPTIONS]", nargs=-1, type=click.UNPROCESSED)
+@main.command(params=[*_SHARED])
 @click.option(
     "--closed", type=COUNT, help="Closed loop: this many requests in flight (the default, with 8)."
 )
@@ -100,9 +110,6 @@ def main() -> None:
 )
 @click.option("--pause", type=SECONDS, default=0.0, help="Seconds before each later turn.")
 @click.option(
-    "--vocab", type=COUNT, help="Draw token ids below this; by default the engine's, or 1000."
-)
-@click.option(
     "--tokenizer",
     type=click.Path(path_type=Path),
     help="Folder of a tokenizer.json, for --prompts text.",
@@ -135,10 +142,6 @@ def main() -> None:
 @click.option(
     "--processes", type=COUNT, help="Client processes; by default one for four cores, 8 at most."
 )
-@click.option("--seed", type=int, help="Seed of prompts and arrivals; a new one by default.")
-@click.option("--model", help="Model name at URL.")
-@click.option("--api-key", envvar="SPARK_API_KEY", help="API key of the server.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write that JSON to a file."
 )
@@ -148,7 +151,6 @@ def main() -> None:
     type=click.Path(path_type=Path),
     help="Plot the result to a .html or .png file.",
 )
-@click.option("--wait", is_flag=True, help="Wait for another bench on this machine to end.")
 def serve(target: str, more: tuple[str, ...], **options: Any) -> None:
     """Load-tests the server at URL, or one started for ENGINE: TTFT, ITL, throughput, goodput.
 
@@ -163,9 +165,7 @@ def serve(target: str, more: tuple[str, ...], **options: Any) -> None:
                 _tell(kept[-1], options)
 
 
-@main.command("arena")
-@click.argument("target", metavar="URL|ENGINE")
-@click.argument("more", metavar="[-- SPARK-RUN-OPTIONS]", nargs=-1, type=click.UNPROCESSED)
+@main.command("arena", params=[*_SHARED])
 @click.option(
     "--depth",
     default=",".join(map(str, arena.DEPTHS)),
@@ -185,14 +185,6 @@ def serve(target: str, more: tuple[str, ...], **options: Any) -> None:
     show_default=True,
     help="Runs of each cell; the table has their medians.",
 )
-@click.option(
-    "--vocab", type=COUNT, help="Draw token ids below this; by default the engine's, or 1000."
-)
-@click.option("--seed", type=int, help="Seed of the prompts; a new one by default.")
-@click.option("--model", help="Model name at URL.")
-@click.option("--api-key", envvar="SPARK_API_KEY", help="API key of the server.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.option("--wait", is_flag=True, help="Wait for another bench on this machine to end.")
 def run_arena(target: str, more: tuple[str, ...], **options: Any) -> None:
     """Spark Arena's grid: prompts of 2,048 tokens behind contexts, 128 tokens out.
 

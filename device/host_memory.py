@@ -18,8 +18,8 @@ def available_memory(
     The kernel's MemAvailable, limited by what this process's control group and its parents leave:
     a container sees its own group as the root, a systemd unit's group is below the root.
     """
-    groups = [_from_cgroup(folder) for folder in _groups(cgroup, mine)]
-    return min((b for b in (_from_meminfo(meminfo), *groups) if b is not None), default=None)
+    found = (reported_bytes(meminfo, "MemAvailable"), *map(_from_cgroup, _groups(cgroup, mine)))
+    return min((b for b in found if b is not None), default=None)
 
 
 def _groups(root: Path, mine: Path) -> list[Path]:
@@ -36,10 +36,11 @@ def _groups(root: Path, mine: Path) -> list[Path]:
 
 def free_memory(meminfo: Path = MEMINFO) -> int | None:
     """Bytes that nothing uses, not even the page cache (MemFree), or None."""
-    return _from_meminfo(meminfo, "MemFree")
+    return reported_bytes(meminfo, "MemFree")
 
 
-def _from_meminfo(path: Path, name: str = "MemAvailable") -> int | None:
+def reported_bytes(path: Path, name: str) -> int | None:
+    """A row of /proc/meminfo, or None."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -24,12 +24,11 @@ from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.hints import extra
 from spark_engine.runtime.cli.options import config_file
-from spark_engine.runtime.cli.options.option import Finite, Group, Grouped
+from spark_engine.runtime.cli.options.option import Finite, Group, Grouped, fill
 from spark_engine.runtime.cli.options.run_options import OF_FILE, OPTIONS, server_options
 from spark_engine.runtime.offline.embedded import cache_folder, embedded_engine
-from spark_engine.runtime.server.http.host_names import allowed_hosts
 from spark_engine.runtime.server.operation.json_stderr import standard_error
-from spark_engine.runtime.server.operation.logs import LogFormat, LogLevel, set_up
+from spark_engine.runtime.server.operation.logs import LogFormat, set_up
 from spark_engine.runtime.server.process.options import ServerOptions
 
 NAME = "spark-replicas"
@@ -39,6 +38,12 @@ _SERVING = (Group.ENGINE, Group.MEASURING, Group.SERVER, Group.SECURITY, Group.L
 # Options of one process on one machine.
 _NOT = ("--device", "--profile", "--hosts", "--rank", "--cache-dir", "--cache-dir-gib")
 ROWS = tuple(r for r in OPTIONS if r.group in _SERVING and r.flag not in _NOT)
+# Of a front for servers that run already.
+_OF_FRONT = (
+    *("--host", "--port", "--max-connections", "--drain-timeout", "--allowed-hosts"),
+    *("--tls-cert", "--tls-key", "--log-format"),
+)
+FRONT = tuple(r for r in OPTIONS if r.flag in _OF_FRONT)
 POLICIES = ("prefix", "least", "turn")
 _BY = click.option(
     "--route-by",
@@ -140,21 +145,12 @@ def run(
         sys.exit(code)
 
 
-@main.command()
-@click.argument("urls", metavar="[URL]...", nargs=-1)
-@click.option("--host", default=LOCAL, show_default=True)
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
-@click.option("--max-connections", type=click.IntRange(1), default=2048, show_default=True)
-@click.option("--drain-timeout", type=Finite(0), default=30.0, show_default=True)
-@click.option(
-    "--allowed-hosts",
-    multiple=True,
-    metavar="NAME",
-    help="A name by which clients may call this address; * for any. May be given several times.",
+@main.command(
+    params=[
+        click.Argument(["urls"], metavar="[URL]...", nargs=-1),
+        *(row.parameter() for row in FRONT),
+    ]
 )
-@click.option("--tls-cert", type=click.Path(dir_okay=False), metavar="FILE")
-@click.option("--tls-key", type=click.Path(dir_okay=False), metavar="FILE")
-@click.option("--log-format", type=click.Choice([form.value for form in LogFormat]), default="text")
 @_RAY
 @_BY
 def front(urls: tuple[str, ...], route_by: str, ray: str | None, **values: Any) -> None:
@@ -168,17 +164,9 @@ def front(urls: tuple[str, ...], route_by: str, ray: str | None, **values: Any) 
 
         if bool(urls) == (ray is not None):
             raise OptionError("name the replicas: the servers' addresses, or --ray ADDRESS")
-        options = ServerOptions(
-            host=values["host"],
-            port=values["port"],
-            max_connections=values["max_connections"],
-            drain_timeout_s=values["drain_timeout"],
-            allowed_hosts=allowed_hosts(values["allowed_hosts"]),
-            cors_origins=("*",),  # the servers check pages and keys
-            tls_cert=values["tls_cert"],
-            tls_key=values["tls_key"],
-        )
-        set_up(LogFormat(values["log_format"]), LogLevel.INFO)
+        # the servers check pages and keys
+        options = fill(ServerOptions, FRONT, values, cors_origins=("*",))
+        set_up(options.log_format, options.log_level)
         serving = _extra("front_process", "aiohttp")
         with contextlib.closing(serving.listen(options)) as listener:
             if ray is None:

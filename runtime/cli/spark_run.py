@@ -10,6 +10,7 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -328,27 +329,18 @@ def _ids(text: str) -> list[int]:
 
 def _collect(session: Session, answer: Answer, chat: bool) -> dict[str, str]:
     """Runs to the end. For a chat: the answer's parts and the whole text."""
-    parser = session.parser(answer)
     texts = {Kind.REASONING.value: "", Kind.CONTENT.value: ""}
-    for piece in session.pieces(answer):
-        for delta in parser.push(piece.text, piece.marks):
-            texts[delta.kind.value] += delta.text
-    for delta in parser.flush():
+    for delta in chain.from_iterable(session.deltas(answer)):
         texts[delta.kind.value] += delta.text
     return texts if chat else {}
 
 
 def _print(session: Session, answer: Answer, chat: bool) -> None:
     """Streams: the answer to standard output, thoughts and figures to standard error."""
-    parser = session.parser(answer) if chat else None
     show = _Show()
-    for piece in session.pieces(answer):
-        if parser is None:
-            show([Delta(Kind.CONTENT, piece.text)])
-            continue
-        show(parser.push(piece.text, piece.marks))
-        if piece.finish is not None:
-            show(parser.flush())
+    texts = ([Delta(Kind.CONTENT, piece.text)] for piece in session.pieces(answer))
+    for deltas in session.deltas(answer) if chat else texts:
+        show(deltas)
     click.echo()
     row = answer.to_json()
     if row["text"] is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from spark_engine.device.host_memory import MEMINFO, available_memory
+from spark_engine.device.host_memory import MEMINFO, available_memory, reported_bytes
 from spark_engine.errors import OptionError
 from spark_engine.runtime.engine.disk.cache_folder import check_owner, files_in
 
@@ -45,8 +45,8 @@ class Host:
 
 
 def host(meminfo: Path = MEMINFO) -> Host:
-    table = _meminfo(meminfo)
-    swap, unused = table.get("SwapTotal"), table.get("SwapFree")
+    names = "MemTotal", "MemFree", "SwapTotal", "SwapFree"
+    total, free, swap, unused = (reported_bytes(meminfo, name) for name in names)
     used = None if swap is None or unused is None else swap - unused
     return Host(
         system=_system(),
@@ -54,11 +54,11 @@ def host(meminfo: Path = MEMINFO) -> Host:
         python=platform.python_version(),
         package=_version(PACKAGE) or "from a folder, not installed",
         cores=os.cpu_count() or 1,
-        total=table.get("MemTotal"),
+        total=total,
         available=available_memory(meminfo),
         swap=swap,
         swap_used=used,
-        free=table.get("MemFree"),
+        free=free,
         nvidia_options=nvidia_options(),
     )
 
@@ -133,14 +133,6 @@ def _above(folder: Path) -> Path:
     while not at.exists() and at != at.parent:
         at = at.parent
     return at
-
-
-def _meminfo(path: Path) -> dict[str, int]:
-    try:
-        rows = [line.split() for line in path.read_text().splitlines()]
-    except OSError:
-        return {}
-    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) > 1}
 
 
 def _system() -> str:

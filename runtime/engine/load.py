@@ -53,7 +53,7 @@ from spark_engine.vision import VisionInfo
 
 if TYPE_CHECKING:
     from spark_engine.device.gpu import Gpu
-    from spark_engine.runtime.executors.device_clock import DeviceClock
+    from spark_engine.runtime.executors.timed import DeviceClock
 
 MIB, GIB = 1 << 20, 1 << 30
 TURN_S = (

@@ -20,7 +20,6 @@ from spark_engine.engine_file import CHUNK_BYTES, EngineFolder, EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.runtime.executors.bucket_graphs import MASKS, BucketGraphs, QueuedLaunch
 from spark_engine.runtime.executors.communicator import Communicator
-from spark_engine.runtime.executors.device_clock import DeviceClock
 from spark_engine.runtime.executors.device_memory import DeviceStates, DeviceTables
 from spark_engine.runtime.executors.executor import Specs, Wait
 from spark_engine.runtime.executors.gpu_lock import lock_gpu, refuse_mps
@@ -37,6 +36,7 @@ from spark_engine.runtime.executors.program import (
     ScalarOperand,
 )
 from spark_engine.runtime.executors.staging import StagedBuffers, Staging
+from spark_engine.runtime.executors.timed import DeviceClock
 from spark_engine.runtime.executors.upload import Upload
 from spark_engine.tensors import Array
 from spark_engine.weights_file import read_index

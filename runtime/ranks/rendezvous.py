@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from spark_engine.errors import ExecutorError, OptionError
-from spark_engine.runtime.ranks.communicator import TcpCommunicator
+from spark_engine.runtime.ranks.communicator import LinkCommunicator
 from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.runtime.ranks.links import LIMIT_S, Links
 
@@ -92,13 +92,13 @@ def accept_ranks(
             _send(control, ports)
         links = _accept(server, others, hosts, LINK_S, undo)
         undo.pop_all()
-    comm = TcpCommunicator(Links(0, {rank: link for rank, (link, _) in links.items()}, limit_s))
+    comm = LinkCommunicator(Links(0, {rank: link for rank, (link, _) in links.items()}, limit_s))
     return RankGroup(comm, {rank: one for rank, (one, _) in came.items()}, {}, None, limit_s)
 
 
 def join_ranks(
     hosts: Sequence[str], rank: int, connect_s: float = CONNECT_S
-) -> tuple[socket.socket, TcpCommunicator]:
+) -> tuple[socket.socket, LinkCommunicator]:
     """Another rank's socket to rank 0, and its communicator, when all ranks have connected.
 
     Raises OptionError if it cannot listen or be reached, or has the hosts in another order;
@@ -124,7 +124,7 @@ def join_ranks(
         came = _accept(server, range(rank + 1, ranks), hosts, LINK_S, undo)
         undo.pop_all()
     links |= {other: link for other, (link, _) in came.items()}
-    return control, TcpCommunicator(Links(rank, links))
+    return control, LinkCommunicator(Links(rank, links))
 
 
 def check_reached(hosts: Sequence[str], rank: int) -> None:

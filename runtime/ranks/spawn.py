@@ -25,10 +25,7 @@ from spark_engine.hints import extra
 from spark_engine.manifest import NATIVE, Manifest
 from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.ranks.channel import PacketRing, ring_bytes
-from spark_engine.runtime.ranks.communicator import (
-    SharedCommunicator,
-    shared_bytes,
-)
+from spark_engine.runtime.ranks.communicator import LinkCommunicator
 from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.runtime.ranks.links import CPU_LIMIT_S, LIMIT_S, Links
 from spark_engine.runtime.ranks.messages import Begin, LoadOptions
@@ -41,8 +38,8 @@ class RankSpec(msgspec.Struct, frozen=True):
     """Parameters of a rank's process.
 
     On rank 0's host: inherited descriptors of its socket to rank 0, of its sockets to all ranks (by
-    rank), of the memory that all share, and of the ring. On another host: the addresses of all, and
-    a pipe on which it reports to its parent that it runs.
+    rank), and of the ring. On another host: the addresses of all, and a pipe on which it reports to
+    its parent that it runs.
     """
 
     engine: str
@@ -50,7 +47,6 @@ class RankSpec(msgspec.Struct, frozen=True):
     ranks: int
     control: int = -1
     links: dict[int, int] = {}
-    memory: int = -1
     ring: int = -1
     hosts: tuple[str, ...] = ()
     parent: int = 0  # pid of the parent process
@@ -148,10 +144,9 @@ def start_ranks(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> RankGroup
     started.
     """
     with ExitStack() as ends, ExitStack() as undo:
-        memory, ring = (
-            _memory(name, size, ends)
-            for name, size in (("ranks", shared_bytes(ranks)), ("plans", ring_bytes(ranks)))
-        )
+        ring = os.memfd_create("spark-plans")  # freed with the last process that holds it
+        ends.callback(os.close, ring)
+        os.ftruncate(ring, ring_bytes(ranks))
         pairs = {
             (i, j): [ends.enter_context(s) for s in socket.socketpair()]
             for i in range(ranks)
@@ -166,12 +161,12 @@ def start_ranks(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> RankGroup
                 j: pairs[min(rank, j), max(rank, j)][rank > j] for j in range(ranks) if j != rank
             }
             numbers = {j: link.fileno() for j, link in links.items()}
-            shared = own.fileno(), numbers, memory, ring
+            shared = own.fileno(), numbers, ring
             spec = RankSpec(str(engine), rank, ranks, *shared, parent=os.getpid())
             processes[rank] = start_rank(spec)
             undo.callback(processes[rank].kill)
         mine = {j: pairs[0, j][0].dup() for j in range(1, ranks)}
-        comm = SharedCommunicator(Links(0, mine, limit_s), memory)
+        comm = LinkCommunicator(Links(0, mine, limit_s), here=True)
         connected = {rank: pair[0] for rank, pair in controls.items()}
         group = RankGroup(comm, connected, processes, PacketRing(ring, ranks), limit_s)
         undo.pop_all()
@@ -179,7 +174,7 @@ def start_ranks(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> RankGroup
 
 
 def start_rank(spec: RankSpec) -> subprocess.Popen[bytes]:
-    numbers = (spec.control, *spec.links.values(), spec.memory, spec.ring, spec.beat)
+    numbers = (spec.control, *spec.links.values(), spec.ring, spec.beat)
     command = [sys.executable, "-P", "-m", MODULE, msgspec.json.encode(spec).decode()]
     passed = [number for number in numbers if number >= 0]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=passed)
@@ -197,8 +192,9 @@ def connect_rank(spec: RankSpec) -> RankChannels:
     }
     links = Links(spec.rank, peers)
     control = socket.socket(fileno=spec.control)
-    comm = SharedCommunicator(links, spec.memory)
-    return RankChannels(control, comm, PacketRing(spec.ring, spec.ranks))
+    return RankChannels(
+        control, LinkCommunicator(links, here=True), PacketRing(spec.ring, spec.ranks)
+    )
 
 
 def manifest_digest(engine: Path) -> str:
@@ -206,11 +202,3 @@ def manifest_digest(engine: Path) -> str:
     no manifest."""
     read_manifest(engine)
     return hashlib.sha256((engine / MANIFEST).read_bytes()).hexdigest()
-
-
-def _memory(name: str, size: int, ends: ExitStack) -> int:
-    """An anonymous file in memory, freed with the last process that holds it."""
-    number = os.memfd_create(f"spark-{name}")
-    ends.callback(os.close, number)
-    os.ftruncate(number, size)
-    return number

@@ -5,7 +5,6 @@ paths. The replicas check keys; the front forwards their refusals.
 """
 
 import asyncio
-from collections.abc import Sequence
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -18,6 +17,7 @@ from spark_engine.runtime.replicas.upstream import Headers, Lost, Unsendable, Up
 from spark_engine.runtime.server.api.fields import BadField
 from spark_engine.runtime.server.engine_client.client import Busy
 from spark_engine.runtime.server.http.bodies import Bodies
+from spark_engine.runtime.server.http.endpoints import unless_gone
 from spark_engine.runtime.server.http.guard import Guard, Guarded, is_own
 from spark_engine.runtime.server.operation.request_ids import RequestIds, current
 from spark_engine.runtime.server.replies.errors import error_response
@@ -82,7 +82,7 @@ class Front:
         )
         work = self._answers.get((asked.method, path), self._carry)(asked)
         try:
-            await _unless_gone(receive, asyncio.ensure_future(work))
+            await unless_gone(receive, work, None)
         finally:
             whole.drop()
 
@@ -171,22 +171,3 @@ def _for_replicas(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
         for name, value in headers
         if not name.startswith(b"sec-fetch-") and not (name == b"origin" and is_own(value, hosts))
     ]
-
-
-async def _unless_gone(receive: Receive, work: asyncio.Future[None]) -> None:
-    """Runs the work, and cancels it if the client disconnects."""
-    gone = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            work.result()
-    finally:
-        rest: Sequence[asyncio.Future[None]] = [f for f in (work, gone) if not f.done()]
-        for future in rest:
-            future.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -7,6 +7,7 @@ answer.
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from types import FrameType
 
 from spark_engine.errors import UserError
@@ -18,7 +19,7 @@ from spark_engine.runtime.cli.terminal.screen import Screen
 from spark_engine.runtime.cli.terminal.session import Answer, Session
 from spark_engine.runtime.engine.request import FinishReason
 from spark_engine.runtime.server.api.common import Body
-from spark_engine.runtime.text.reply_parts import Delta, Kind
+from spark_engine.runtime.text.reply_parts import Kind
 
 WELCOME = "{model}, up to {context:,} tokens. /help lists the commands, Ctrl-D leaves."
 
@@ -87,20 +88,12 @@ class TerminalChat:
             self._screen.note(f"the context of {talk.context:,} tokens is full: /new begins again")
 
     def _show(self, answer: Answer, stopped: Callable[[], bool]) -> Mapping[Kind, str]:
-        parser, parts = self._session.parser(answer), dict.fromkeys(Kind, "")
-
-        def take(deltas: list[Delta]) -> None:
-            for delta in deltas:
-                parts[delta.kind] += delta.text
-                show = (
-                    self._screen.thought if delta.kind is Kind.REASONING else self._screen.content
-                )
-                show(delta.text)
-
+        parts, screen = dict.fromkeys(Kind, ""), self._screen
         try:
-            for piece in self._session.pieces(answer, stopped):
-                take(parser.push(piece.text, piece.marks))
-            take(parser.flush())
+            for delta in chain.from_iterable(self._session.deltas(answer, stopped)):
+                parts[delta.kind] += delta.text
+                show = screen.thought if delta.kind is Kind.REASONING else screen.content
+                show(delta.text)
         finally:
             self._screen.end()
         return parts

@@ -26,7 +26,7 @@ from spark_engine.runtime.server.prompts.text_files import grammars_of, read_tex
 from spark_engine.runtime.text.image_parts import Marks
 from spark_engine.runtime.text.messages import Message
 from spark_engine.runtime.text.parts import text_of
-from spark_engine.runtime.text.reply_parser import ReplyParser
+from spark_engine.runtime.text.reply_parts import Delta
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.turns import Turns
 from spark_engine.vision import Image
@@ -164,9 +164,6 @@ class Session:
         options = self._reader.thinking({"enable_thinking": wanted}).options
         return self._template.render(messages, options=options, marks=marks)
 
-    def parser(self, answer: Answer) -> ReplyParser:
-        return self._reader.parser(answer.thinking)
-
     def open(self, shown: Progress | None = None) -> float:
         """Opens the engine if it is not open yet; `shown` shows the progress. Returns seconds.
 
@@ -224,6 +221,15 @@ class Session:
                 engine.cancel(answer.id)
             if events := [e for e in engine.step() if e.request_id == answer.id]:
                 yield self._take(answer, events)
+
+    def deltas(
+        self, answer: Answer, stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[list[Delta]]:
+        """The same for a chat: thoughts and content of each piece, and what is left at the end."""
+        parser = self._reader.parser(answer.thinking)
+        for piece in self.pieces(answer, stopped):
+            yield parser.push(piece.text, piece.marks)
+        yield parser.flush()
 
     def stats(self) -> Stats:
         return summarise(self._opened().stats())

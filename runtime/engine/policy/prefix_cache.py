@@ -16,9 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from spark_engine.errors import InternalError
-from spark_engine.runtime.engine.policy.eviction_score import HYSTERESIS, EvictionScore
 from spark_engine.runtime.engine.policy.page_names import page_name
-from spark_engine.runtime.engine.policy.prefix_eviction import ByScore, EvictionOrder
+from spark_engine.runtime.engine.policy.prefix_eviction import (
+    HYSTERESIS,
+    ByScore,
+    EvictionOrder,
+    EvictionScore,
+)
 from spark_engine.runtime.engine.policy.prefix_trie import (
     UNRELATED,
     CachedState,

@@ -109,26 +109,17 @@ class Stats(msgspec.Struct, frozen=True):
         return 1 + sum(self.accepted_by_position) / rounds if rounds else None
 
 
-SAME = (  # counters that the engine and `Stats` name alike
-    *("running", "swapped", "free_slots", "steps", "buckets", "padded_rows", "errors"),
-    *("prefix_queries", "prefix_hits", "prefix_lost_for_state", "snapshots", "snapshot_rows"),
-    *("cache_bytes", "cache_budget", "evicted_pages", "evicted_snapshots", "by_source"),
-)
-DISK = ("disk_bytes", "disk_budget", "disk_read", "disk_refused", "disk_evicted")  # likewise
-
-
 def summarise(row: Mapping[str, Any], memory_short: bool = False) -> Stats:
-    return Stats(
-        waiting=row["waiting"] + row["swapped"],
-        kv_usage=1 - row["free_pages"] / row["pages"],
-        preemptions=row["preempted_swap"] + row["preempted_recompute"],
-        drafts_by_position=list(row["drafts_by_position"]),
-        accepted_by_position=list(row["accepted_by_position"]),
-        rounds_by_k=dict(row["rounds_by_k"]),
-        memory_short=memory_short,
-        **{name: row[name] for name in SAME},
-        **{name: row[name] for name in DISK if name in row},
-    )
+    """The counters of `Engine.stats`."""
+    own = {
+        "waiting": row["waiting"] + row["swapped"],
+        "kv_usage": 1 - row["free_pages"] / row["pages"],
+        "preemptions": row["preempted_swap"] + row["preempted_recompute"],
+        "drafts_by_position": list(row["drafts_by_position"]),
+        "accepted_by_position": list(row["accepted_by_position"]),
+        "memory_short": memory_short,
+    }
+    return Stats(**{name: row[name] for name in Stats.__struct_fields__ if name in row} | own)
 
 
 class EngineInfo(msgspec.Struct, frozen=True):

@@ -4,28 +4,30 @@ Knows HTTP. Knows no API: `routes.py` passes the function that starts an answer.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.background import BackgroundTask
 from starlette.routing import compile_path
 from starlette.types import Receive, Scope, Send
 
 from spark_engine.runtime.engine.trace import NoTrace
-from spark_engine.runtime.server.api.answers import Json, Reply
+from spark_engine.runtime.server.api.answers import Json, Part, Reply
 from spark_engine.runtime.server.http.bodies import Bodies, ReceivedBody
-from spark_engine.runtime.server.http.sliced import SLICE, SlicedJson
 from spark_engine.runtime.server.operation.http_request import note_model, note_problem
 from spark_engine.runtime.server.prompts.contract import Blobs, JobKind
 from spark_engine.runtime.server.replies.errors import LEFT, Draining, error_response
 from spark_engine.runtime.server.service.models import Models
 from spark_engine.runtime.server.service.service import Service
 
+SLICE = 256 << 10  # bytes: sending one takes far less than a millisecond
+T = TypeVar("T")
 Start = Callable[[Service, Blobs], Awaitable[Reply]]
 Run = Callable[["Endpoints", Request], Awaitable[Response]]
 
@@ -110,7 +112,8 @@ class Endpoints:
             raise Draining("the server is draining; send the request elsewhere")
         body = await self._bodies.take(request)
         try:
-            return await self._unless_gone(request, work(body))
+            left = Response(status_code=LEFT)
+            return await unless_gone(request.receive, work(body), left)
         finally:
             body.drop()
 
@@ -157,22 +160,6 @@ class Endpoints:
         finally:
             reply.close()
 
-    async def _unless_gone(self, request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-        """The result of `work`, which is cancelled if the client disconnects."""
-        answer = asyncio.ensure_future(work)
-        gone = asyncio.ensure_future(_wait_for_disconnect(request))
-        taken = False
-        try:
-            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-            taken = answer.done()
-            return answer.result() if taken else Response(status_code=LEFT)
-        finally:
-            for task in (answer, gone):
-                task.cancel()
-            (late, _) = await asyncio.gather(answer, gone, return_exceptions=True)
-            if not taken and isinstance(late, _Stream):
-                late.close()
-
 
 class _Stream(StreamingResponse):
     """The events of `reply`, which is closed at the end: if the client disconnects before the first
@@ -192,9 +179,48 @@ class _Stream(StreamingResponse):
             self._reply.close()
 
 
-async def _wait_for_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T], left: T) -> T:
+    """The result of `work`; `left` if the client disconnects before, which cancels it."""
+    answer = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_wait_for_disconnect(receive))
+    taken = False
+    try:
+        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        taken = answer.done()
+        return answer.result() if taken else left
+    finally:
+        for task in (answer, gone):
+            task.cancel()
+        (late, _) = await asyncio.gather(answer, gone, return_exceptions=True)
+        if not taken and isinstance(late, _Stream):
+            late.close()
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass
+
+
+class SlicedJson(Response):
+    """JSON that may be long, sent in slices; the event loop does other work in between."""
+
+    media_type = "application/json"
+
+    def __init__(self, parts: Sequence[Part], status_code: int = 200) -> None:
+        self._parts = parts
+        size = sum(len(part) for part in parts)
+        super().__init__(None, status_code, {"content-length": str(size)}, self.media_type)
+        self.background: BackgroundTask | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **start})
+        for part in self._parts:
+            for at in range(0, len(part), SLICE):
+                body = bytes(part[at : at + SLICE])
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b""})
 
 
 def json_response(value: Json, status: int = 200) -> Response:

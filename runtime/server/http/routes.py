@@ -12,9 +12,15 @@ from spark_engine.runtime.server.api.chat import ChatBody
 from spark_engine.runtime.server.api.completions import CompletionBody, DetokenizeBody, TokenizeBody
 from spark_engine.runtime.server.api.messages import CountBody, MessagesBody
 from spark_engine.runtime.server.api.responses import ResponsesBody
-from spark_engine.runtime.server.http.endpoints import Endpoints, Route, Run, Start, json_response
+from spark_engine.runtime.server.http.endpoints import (
+    Endpoints,
+    Route,
+    Run,
+    SlicedJson,
+    Start,
+    json_response,
+)
 from spark_engine.runtime.server.http.openapi import document
-from spark_engine.runtime.server.http.sliced import SlicedJson
 from spark_engine.runtime.server.operation.release import release
 from spark_engine.runtime.server.page.bundle import INDEX, read_bundle
 from spark_engine.runtime.server.page.live import live

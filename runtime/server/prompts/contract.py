@@ -1,7 +1,8 @@
 """The messages between the HTTP process and the processes that read prompts.
 
 A message is a MessagePack header and blobs: bodies and lists of tokens are sent as blobs, which the
-event loop never reads or copies as a whole. Knows no transport.
+event loop never reads or copies as a whole. The process that forks workers gets orders and sends
+reports, each a packet of MessagePack alone. Knows no transport.
 """
 
 import enum
@@ -22,6 +23,8 @@ from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.text.tool_schema import Types
 from spark_engine.vision import Image
 
+MESSAGE = 64 << 10  # bytes of an order or a report at most
+STAYS_MARK, GROWN_MARK = b"\0", b"\1"  # after an answer's header: whether the worker continues
 PLACE = "?"  # is replaced by the text of a grammar
 Blobs = Sequence[bytes | bytearray | memoryview]  # several blobs, or the parts of one
 
@@ -225,12 +228,48 @@ class Broken(msgspec.Struct, tag=True, frozen=True):
     words: str
 
 
+class Fork(msgspec.Struct, tag=True, frozen=True):
+    """Fork a worker; its socket is attached to the message. `memory`: bytes of address space in
+    addition to the current ones."""
+
+    nice: int
+    memory: int
+
+
+class ForkerReady(msgspec.Struct, tag=True, frozen=True):
+    """All is loaded."""
+
+
+class Unloadable(msgspec.Struct, tag=True, frozen=True):
+    """Something cannot be loaded; the process ends. `user`: it is not our bug."""
+
+    message: str
+    user: bool
+
+
+class WorkerEnded(msgspec.Struct, tag=True, frozen=True):
+    """A worker ended; `status` as of `os.waitstatus_to_exitcode`."""
+
+    pid: int
+    status: int
+
+
+class WorkerHello(msgspec.Struct, frozen=True):
+    """A worker's first message."""
+
+    pid: int
+
+
+Order = Setup | Fork
+Report = ForkerReady | Unloadable | WorkerEnded
 Result = Prepared | Done | Missing | Fetch | BodyRefused | Broken
 ERRORS: dict[str, Callable[[str, str | None, str | None], RequestError]] = {
     kind.__name__: kind for kind in (RequestError, BadField, UnknownModel)
 }
 # the bytes of a header, or of a FORM's blob; read-only mappings are sent as dicts
-encode: Callable[[PromptJob | Result | FormAsked], bytes]
+encode: Callable[[PromptJob | Result | FormAsked | Order | Report | WorkerHello], bytes]
 encode = msgspec.msgpack.Encoder(enc_hook=dict).encode
 decode_job: Callable[[bytes], PromptJob] = msgspec.msgpack.Decoder(PromptJob).decode
 decode_result: Callable[[bytes], Result] = msgspec.msgpack.Decoder(Result).decode
+decode_order: Callable[[bytes], Order] = msgspec.msgpack.Decoder(Order).decode
+decode_report: Callable[[bytes], Report] = msgspec.msgpack.Decoder(Report).decode

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from spark_engine.errors import EngineError, InternalError
-from spark_engine.runtime.server.prompts import frames, orders
+from spark_engine.runtime.server.prompts import contract, frames
 from spark_engine.runtime.server.prompts.contract import Blobs, Setup
 from spark_engine.runtime.server.prompts.limits import HELLO_S, LOAD_S
 
@@ -84,7 +84,7 @@ class Forker:
         """Sends the setup, and waits until all is loaded. Raises EngineError with the process's
         message where something cannot be loaded, and InternalError."""
         with contextlib.suppress(OSError):
-            self._socket.send(orders.encode(setup))
+            self._socket.send(contract.encode(setup))
         try:
             async with asyncio.timeout(LOAD_S):
                 waited: set[asyncio.Future[Any]] = {self._loaded, self.ended}
@@ -111,12 +111,12 @@ class Forker:
         ours, theirs = socket.socketpair()
         try:
             ours.setblocking(False)
-            order = orders.encode(orders.Fork(nice, memory))
+            order = contract.encode(contract.Fork(nice, memory))
             socket.send_fds(self._socket, [order], [theirs.fileno()])
             theirs.close()
             async with asyncio.timeout(HELLO_S):
                 header, _ = await frames.receive_async(ours)
-            pid = msgspec.msgpack.decode(header, type=orders.WorkerHello).pid
+            pid = msgspec.msgpack.decode(header, type=contract.WorkerHello).pid
         except TimeoutError:  # before OSError, its base class
             ours.close()
             raise
@@ -160,23 +160,23 @@ class Forker:
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            while data := await loop.sock_recv(self._socket, orders.MESSAGE):
-                self._take(orders.decode_report(data))
+            while data := await loop.sock_recv(self._socket, contract.MESSAGE):
+                self._take(contract.decode_report(data))
         except (OSError, msgspec.DecodeError):
             pass
         finally:
             self._socket.close()
 
-    def _take(self, report: orders.ForkerReady | orders.Unloadable | orders.WorkerEnded) -> None:
-        if isinstance(report, orders.WorkerEnded):
+    def _take(self, report: contract.Report) -> None:
+        if isinstance(report, contract.WorkerEnded):
             future = self._statuses.get(report.pid)
             if future is not None and not future.done():
                 future.set_result(report.status)
         elif self._loaded.done():
             return
-        elif isinstance(report, orders.ForkerReady):
+        elif isinstance(report, contract.ForkerReady):
             self._loaded.set_result(None)
-        elif isinstance(report, orders.Unloadable):
+        elif isinstance(report, contract.Unloadable):
             kind = EngineError if report.user else InternalError
             self._loaded.set_exception(kind(report.message))
 
@@ -207,7 +207,7 @@ class WorkerProcess:
         try:
             await frames.send_async(self._socket, header, blobs)
             answer, found = await frames.receive_async(self._socket)
-            self.has_grown = answer[-1:] == orders.GROWN_MARK
+            self.has_grown = answer[-1:] == contract.GROWN_MARK
             return answer[:-1], found
         except (OSError, frames.Closed):
             raise Gone(await self._forker.status_of(self.pid)) from None

@@ -21,8 +21,7 @@ from typing import NoReturn
 from spark_engine.errors import CapacityError, EngineError, RequestError, UserError
 from spark_engine.runtime.server.engine_client.engine_folder import find_manifest
 from spark_engine.runtime.server.engine_client.heap import resident
-from spark_engine.runtime.server.prompts import frames, limits, orders
-from spark_engine.runtime.server.prompts.contract import Setup, decode_job
+from spark_engine.runtime.server.prompts import contract, frames, limits
 from spark_engine.runtime.server.prompts.handler import Handler, make_grammars
 from spark_engine.runtime.server.prompts.text_files import read_text
 from spark_engine.runtime.structured.matcher import Grammars
@@ -43,9 +42,9 @@ def main(folder: Path, number: int) -> None:
             if short := isinstance(error, MemoryError):
                 words = f"tokenizer and chat template take more than {limits.LOAD_MEMORY >> 20} MiB"
             user = short or isinstance(error, UserError | OSError)
-            _tell(parent, orders.Unloadable(words[: limits.MOST_WORDS], user))
+            _tell(parent, contract.Unloadable(words[: limits.MOST_WORDS], user))
             return
-        _tell(parent, orders.ForkerReady())
+        _tell(parent, contract.ForkerReady())
         _fork_on_demand(parent, handler)
 
 
@@ -60,8 +59,8 @@ def _load(folder: Path, parent: socket.socket) -> Handler:
         known = found.limits.vocab, tuple(found.eos_token_ids)
         grammars = make_grammars(tokenizer, *known)
         warm_up(grammars)
-    setup = orders.decode_order(parent.recv(orders.MESSAGE))
-    assert isinstance(setup, Setup)
+    setup = contract.decode_order(parent.recv(contract.MESSAGE))
+    assert isinstance(setup, contract.Setup)
     if found is not None and setup.info.build not in ("", found.fingerprint.all):
         raise EngineError(f"{folder} was built again while it was served: start the server again")
     if known != (setup.info.limits.vocab, tuple(setup.info.eos_token_ids)):
@@ -92,13 +91,13 @@ def _fork_on_demand(parent: socket.socket, handler: Handler) -> None:
         if ours in readable:
             ours.recv(4096)
             for pid, status in _ended():
-                _tell(parent, orders.WorkerEnded(pid, status))
+                _tell(parent, contract.WorkerEnded(pid, status))
         if parent in readable:
-            data, fds, _, _ = socket.recv_fds(parent, orders.MESSAGE, 1)
+            data, fds, _, _ = socket.recv_fds(parent, contract.MESSAGE, 1)
             if not data:
                 return
-            order = orders.decode_order(data)
-            assert isinstance(order, orders.Fork)
+            order = contract.decode_order(data)
+            assert isinstance(order, contract.Fork)
             own = os.getpid()
             if os.fork() == 0:
                 signal.set_wakeup_fd(-1)
@@ -118,7 +117,7 @@ def _ended() -> list[tuple[int, int]]:
     return found
 
 
-def _work(sock: socket.socket, order: orders.Fork, handler: Handler, parent: int) -> NoReturn:
+def _work(sock: socket.socket, order: contract.Fork, handler: Handler, parent: int) -> NoReturn:
     """A worker: does jobs until its socket closes, or it has grown."""
     code = 1
     try:
@@ -128,7 +127,7 @@ def _work(sock: socket.socket, order: orders.Fork, handler: Handler, parent: int
             Path("/proc/self/oom_score_adj").write_text(f"{OUT_OF_MEMORY_FIRST}")
         _limit_memory(order.memory)
         most = resident() + limits.GROWN
-        frames.send(sock, orders.encode(orders.WorkerHello(os.getpid())), [])
+        frames.send(sock, contract.encode(contract.WorkerHello(os.getpid())), [])
         while _do(sock, handler, most):
             pass
         code = 0
@@ -144,11 +143,11 @@ def _do(sock: socket.socket, handler: Handler, most: int) -> bool:
     The timer counts the time of all threads, and its signal ends the process.
     """
     header, blobs = frames.receive(sock)
-    signal.setitimer(signal.ITIMER_PROF, decode_job(header).cpu_s)
+    signal.setitimer(signal.ITIMER_PROF, contract.decode_job(header).cpu_s)
     answer, found = handler.handle(header, blobs)
     signal.setitimer(signal.ITIMER_PROF, 0)
     continues = resident() < most and threading.active_count() == 1
-    frames.send(sock, answer + (orders.STAYS_MARK if continues else orders.GROWN_MARK), found)
+    frames.send(sock, answer + (contract.STAYS_MARK if continues else contract.GROWN_MARK), found)
     return continues
 
 
@@ -170,8 +169,8 @@ def _limit_memory(more: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _tell(parent: socket.socket, report: orders.Report) -> None:
-    parent.send(orders.encode(report))
+def _tell(parent: socket.socket, report: contract.Report) -> None:
+    parent.send(contract.encode(report))
 
 
 if __name__ == "__main__":

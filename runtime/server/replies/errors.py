@@ -11,8 +11,7 @@ from spark_engine.runtime.server.api.fields import BadField
 from spark_engine.runtime.server.engine_client.client import Busy, ClientTooSlow, EngineDied
 from spark_engine.runtime.server.operation.keys import LimitReached, Unauthorised
 from spark_engine.runtime.server.operation.request_ids import current
-from spark_engine.runtime.server.service.deadline import TimedOut
-from spark_engine.runtime.server.service.generation import GenerationFailed
+from spark_engine.runtime.server.service.generation import GenerationFailed, TimedOut
 
 LEFT = 499  # nginx's status for a client that closed the connection
 log = logging.getLogger(__name__)

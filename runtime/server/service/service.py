@@ -31,8 +31,7 @@ from spark_engine.runtime.server.operation.metrics import Metrics
 from spark_engine.runtime.server.prompts import contract
 from spark_engine.runtime.server.prompts.limits import KNOWN_FORMS
 from spark_engine.runtime.server.prompts.pool import WorkerPool
-from spark_engine.runtime.server.service.deadline import Deadline
-from spark_engine.runtime.server.service.generation import CompletionChoice, Generation
+from spark_engine.runtime.server.service.generation import CompletionChoice, Deadline, Generation
 from spark_engine.runtime.server.service.stored_responses import ResponseStore
 from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.reply_parser import ReplyParser

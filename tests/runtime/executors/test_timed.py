@@ -8,9 +8,8 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.runtime.executors import device_clock  # noqa: E402
-from spark_engine.runtime.executors.device_clock import DeviceClock  # noqa: E402
-from spark_engine.runtime.executors.timed import TimedExecutor  # noqa: E402
+from spark_engine.runtime.executors import timed  # noqa: E402
+from spark_engine.runtime.executors.timed import DeviceClock, TimedExecutor  # noqa: E402
 
 
 class Device:
@@ -56,7 +55,7 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device()
     clock = SimpleNamespace(perf_counter=lambda: made.host)
-    monkeypatch.setattr(device_clock, "time", clock)
+    monkeypatch.setattr(timed, "time", clock)
     return made
 
 

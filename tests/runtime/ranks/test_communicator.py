@@ -1,6 +1,5 @@
-"""Sums, gathered arrays and barriers of ranks: equal bits on all, in memory and over sockets."""
+"""Sums, gathered arrays and barriers of ranks: equal bits on all, over sockets of both kinds."""
 
-import os
 import socket
 import threading
 import time
@@ -15,16 +14,12 @@ import pytest
 
 from spark_engine.errors import ExecutorError
 from spark_engine.runtime.executors.communicator import Communicator
-from spark_engine.runtime.ranks import communicator, running_clock
-from spark_engine.runtime.ranks.communicator import (
-    SharedCommunicator,
-    TcpCommunicator,
-    shared_bytes,
-)
+from spark_engine.runtime.ranks import running_clock
+from spark_engine.runtime.ranks.communicator import LinkCommunicator
 from spark_engine.runtime.ranks.links import Links
 
 T = TypeVar("T")
-TRANSPORTS = ("shared", "tcp")
+TRANSPORTS = ("unix", "tcp")
 HANGS_S = 120.0  # ends a test that hangs
 
 
@@ -35,18 +30,11 @@ def meeting(transport: str, ranks: int, limit_s: float = HANGS_S) -> list[Commun
         for j in range(i + 1, ranks):
             peers[i][j], peers[j][i] = _pair(transport)
     links = [Links(rank, peers[rank], limit_s) for rank in range(ranks)]
-    if transport == "tcp":
-        return [TcpCommunicator(one) for one in links]
-    memory = os.memfd_create("test")
-    os.ftruncate(memory, shared_bytes(ranks))
-    try:
-        return [SharedCommunicator(one, memory) for one in links]
-    finally:
-        os.close(memory)
+    return [LinkCommunicator(one) for one in links]
 
 
 def _pair(transport: str) -> tuple[socket.socket, socket.socket]:
-    if transport == "shared":
+    if transport == "unix":
         return socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = socket.create_connection(server.getsockname())
@@ -80,10 +68,7 @@ def test_all_ranks_have_the_bits_of_the_sum_in_their_order(
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_calls_follow_each_other_and_arrays_may_be_larger_than_a_slot(
-    transport: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(communicator, "SLOT_BYTES", 64)
+def test_calls_follow_each_other_and_arrays_may_be_larger_than_a_buffer(transport: str) -> None:
     ranks = 3
 
     def work(comm: Communicator) -> None:
@@ -97,6 +82,8 @@ def test_calls_follow_each_other_and_arrays_may_be_larger_than_a_slot(
             gathered = comm.all_gather(np.array([[comm.rank, turn]], np.int64))
             assert gathered.tolist() == [[[rank, turn]] for rank in range(ranks)]
             comm.barrier()
+        large = np.full(1 << 20, comm.rank, np.float32)  # more than the system's buffers hold
+        assert (comm.all_reduce(large) == 3).all()
 
     together(meeting(transport, ranks), work)
 

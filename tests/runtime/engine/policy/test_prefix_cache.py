@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spark_engine.errors import InternalError
-from spark_engine.runtime.engine.policy.eviction_score import HYSTERESIS, TAU, EvictionScore
 from spark_engine.runtime.engine.policy.page_names import page_names
 from spark_engine.runtime.engine.policy.prefix_cache import PrefixCache
+from spark_engine.runtime.engine.policy.prefix_eviction import HYSTERESIS, TAU, EvictionScore
 from spark_engine.runtime.engine.policy.prefix_trie import CachedState, Hit, PageNode
 from spark_engine.runtime.engine.pool import Pool
 from tests.runtime.engine.invariants import check_cache, check_pool, kept_pages

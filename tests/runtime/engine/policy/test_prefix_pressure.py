@@ -11,7 +11,7 @@ import pytest
 
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
-from spark_engine.runtime.engine.policy.eviction_score import HYSTERESIS, TAU
+from spark_engine.runtime.engine.policy.prefix_eviction import HYSTERESIS, TAU
 from spark_engine.runtime.engine.request import Event, Request, SamplingParams
 from tests.runtime.engine.invariants import check_scheduler
 from tests.runtime.fake_executor import VOCAB, build_fake

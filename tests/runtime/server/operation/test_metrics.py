@@ -16,8 +16,7 @@ from spark_engine.runtime.server.http.routes import ROUTES, page_routes
 from spark_engine.runtime.server.operation import metrics as module
 from spark_engine.runtime.server.operation.metrics import REASONS, Metrics, Stopwatch
 from spark_engine.runtime.server.page.live import live
-from spark_engine.runtime.server.service.deadline import Deadline
-from spark_engine.runtime.server.service.generation import CompletionChoice, Generation
+from spark_engine.runtime.server.service.generation import CompletionChoice, Deadline, Generation
 from spark_engine.runtime.text.text_stream import TextStream
 from tests.runtime.fake_client import FakeClient
 

@@ -12,12 +12,14 @@ from spark_engine.runtime.engine.request import Event, FinishReason, Request, Sa
 from spark_engine.runtime.server.engine_client.client import EngineClient, Mailbox, Started
 from spark_engine.runtime.server.operation.metrics import Metrics
 from spark_engine.runtime.server.replies.errors import error_response
-from spark_engine.runtime.server.service import deadline as deadline_module
-from spark_engine.runtime.server.service.deadline import Deadline, QueuedTooLong, TimedOut
+from spark_engine.runtime.server.service import generation
 from spark_engine.runtime.server.service.generation import (
     CompletionChoice,
+    Deadline,
     Generation,
     GenerationFailed,
+    QueuedTooLong,
+    TimedOut,
 )
 from spark_engine.runtime.text.text_stream import TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
@@ -97,7 +99,7 @@ def test_the_deadline_is_the_requests_and_not_each_tokens() -> None:
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines count by the loop's time."""
     monkeypatch.setattr(
-        deadline_module,
+        generation,
         "time",
         SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time()),
     )

@@ -16,7 +16,7 @@ from spark_engine.runtime.server.http.endpoints import Endpoints
 from spark_engine.runtime.server.prompts.contract import Blobs, JobKind
 from spark_engine.runtime.server.replies import chat, completions
 from spark_engine.runtime.server.service import service as module
-from spark_engine.runtime.server.service.deadline import TimedOut
+from spark_engine.runtime.server.service.generation import TimedOut
 from spark_engine.runtime.server.service.service import ReadingFailed
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
