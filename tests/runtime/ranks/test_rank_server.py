@@ -110,7 +110,7 @@ def said(server: Server) -> str:
 @AT_LENGTH
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_falls_makes_health_red_and_the_group_is_started_again(
-    engine: Path, number: int
+    engine: Path, number: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with served(engine) as server:
         first = said(server)
@@ -120,7 +120,8 @@ def test_a_rank_that_falls_makes_health_red_and_the_group_is_started_again(
             assert said(server) == first
         else:
             server.until(503, 30)
-            assert "rank 1 is gone" in server.ask("/health")[1]
+            assert "the engine stopped" in server.ask("/health")[1]
+            assert "rank 1 is gone" in capfd.readouterr().err
         server.until(200, 120)
         assert gone([rank])
         (again,) = server.others()
