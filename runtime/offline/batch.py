@@ -67,7 +67,7 @@ def run_batch(
             with shown.track("answering the batch", len(wanted)) as step:
                 counts = _answer_all(thread, lines, file, step)
         bad = counts.total() - counts[OK]
-        return f"requests answered: {counts.total()}, with an error: {bad}"
+        return f"{counts.total()} answered, {bad} with an error"
     finally:
         file.close()
 
