@@ -30,7 +30,7 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 def embedded_engine(cache: Path, say: Say) -> Path:
     """The engine folder of the embedded model, built now if it is missing or out of date.
 
-    In a source checkout it is `engines/tiny`, else `cache/spark/engines/tiny-VERSION`. Raises
+    In a source checkout it is `engines/tiny`, else `cache/spark/engines/VERSION/tiny`. Raises
     EngineError when the checkpoint is missing or cannot be built.
     """
     checkpoint = find_checkpoint()
@@ -61,7 +61,7 @@ def engine_folder(checkpoint: Path, cache: Path) -> Path:
     if (root / "pyproject.toml").exists() and ours.is_dir():
         if os.access(ours, os.W_OK) or not is_stale(ours / NAME, checkpoint):
             return ours / NAME
-    return cache / "spark" / "engines" / f"{NAME}-{version('spark-engine')}"
+    return cache / "spark" / "engines" / version("spark-engine") / NAME
 
 
 def is_stale(folder: Path, checkpoint: Path) -> bool:
