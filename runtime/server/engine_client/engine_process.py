@@ -174,9 +174,8 @@ class EngineProcess:
 
 
 async def _ends(process: asyncio.subprocess.Process, seconds: float) -> None:
-    """Waits for its end. Not by `asyncio.wait_for`: Python 3.11's returns in place of raising where
-    it is cancelled just when the process has ended, and the supervisor would restart an engine
-    that is being unloaded."""
+    """Waits for its end. Python 3.11's `asyncio.wait_for` swallows a cancellation that comes just
+    as the process ends: the supervisor would restart an engine that is being unloaded."""
     end = asyncio.ensure_future(process.wait())
     try:
         await asyncio.wait({end}, timeout=seconds)

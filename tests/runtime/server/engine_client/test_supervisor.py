@@ -293,7 +293,7 @@ async def test_a_process_that_is_not_ready_outlives_the_wish_for_its_stacks(
 
 
 @pytest.mark.parametrize("ticks", range(8))
-async def test_whoever_ends_a_process_may_be_cancelled_just_when_it_has_ended(ticks: int) -> None:
+async def test_the_end_of_a_process_may_be_cancelled_just_when_it_has_ended(ticks: int) -> None:
     """Else an engine that dies while it is unloaded is restarted, and never unloaded."""
     context = zmq.asyncio.Context()
     process = engine_process.EngineProcess((sys.executable, "-c", ""), context, lambda data: None)
