@@ -134,8 +134,8 @@ class _Build(click.Command):
 @click.option(
     "--cache-gib",
     type=float,
-    help="GiB for snapshots of the prefix cache, 0 for none; on a GPU left free of KV pages, by "
-    f"default a share of 1/{budget.CACHE} at most, on a CPU up to {budget.CPU_CACHE >> 30}.",
+    help="GiB for snapshots of the prefix cache, 0 for none. On a GPU taken from the memory for KV "
+    f"pages, by default 1/{budget.CACHE} of it at most; on a CPU {budget.CPU_CACHE >> 30} at most.",
 )
 @click.option(
     "--kv-dtype",
@@ -172,14 +172,14 @@ class _Build(click.Command):
     "--draft-dtype",
     default="auto",
     shell_complete=_one_of(*DTYPES),
-    help=f"How the draft head is stored: {', '.join(DTYPES)}; auto: nvfp4 where a GPU's model is.",
+    help=f"How the draft head is stored: {', '.join(DTYPES)}; auto: nvfp4 if a GPU's model is.",
 )
 @click.option(
     "--draft-vocab",
     default="auto",
     metavar="full|auto|N|FILE",
     help="Ids that are drafted: all, the first N, or those of a file; auto: a list of frequent "
-    "ones where the GPU's memory is slow. What is generated stays the same.",
+    "ones if the GPU's memory is slow. The generated tokens stay the same.",
 )
 @click.option(
     "--drafter",
@@ -192,26 +192,26 @@ class _Build(click.Command):
     type=int,
     default=0,
     metavar="N",
-    help="Also draft what followed the last N tokens or more where they were before, with a draft "
-    "head or without; 6 is a good N, 0 (the default): none.",
+    help="Also draft by copying: if the last N tokens or more occurred before, draft what followed "
+    "them. It needs no draft head; 6 is a good N, 0 (the default) turns it off.",
 )
 @click.option("--no-fuse", is_flag=True, help="Apply no fusion.")
 @click.option("--debug", is_flag=True, help="Make every layer's output readable.")
 @click.option(
     "--timing/--no-timing",
     default=None,
-    help="Time tactics on this machine's GPU; by default where it is the target.",
+    help="Time tactics on this machine's GPU; by default if it is the target.",
 )
 @click.option(
     "--invariant",
     is_flag=True,
-    help="Give a sequence the same bits whatever batch it runs in, and whatever of it was cached "
-    "(not with TensorRT).",
+    help="Give a sequence the same bits in any batch, and with any part of it cached (not with "
+    "TensorRT).",
 )
 @click.option(
     "--vision/--no-vision",
     default=True,
-    help="With the vision tower, if the checkpoint has one and the target has its kernels.",
+    help="Build the vision tower, if the checkpoint has one and the target has its kernels.",
 )
 @click.option(
     "--max-image-pixels",
@@ -235,8 +235,8 @@ class _Build(click.Command):
 @click.option(
     "--record/--no-record",
     default=None,
-    help="Run every bucket once, where this machine can, and keep md5 sums of their tokens; by "
-    "default a CPU's least buckets alone.",
+    help="Run every bucket once, if this machine can, and keep md5 sums of its tokens; on a CPU by "
+    "default only the smallest bucket of each family.",
 )
 @click.option("--list", "lists", is_flag=True, help="Print which checkpoint fits which machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report, or the list, as JSON.")

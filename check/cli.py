@@ -59,14 +59,14 @@ def main(
 ) -> None:
     """Compares the engine folder ENGINE with its own float64 references.
 
-    With --against CHECKPOINT the checkpoint is built anew, unfused, and computed by reference;
-    with --against ENGINE the other engine is run. A native engine has no references: give its
-    checkpoint, or a CPU engine (without its op level). Names every module that differs when its op
-    runs alone, then the first layer that differs, and counts tokens that differ. The record level
-    checks whether every bucket still generates the tokens of the engine's build.
+    With --against CHECKPOINT it builds the checkpoint again, unfused, and computes it by the
+    references; with --against ENGINE it runs the other engine. A native engine has no references:
+    give its checkpoint, or a CPU engine (which has no op level). It names every module that differs
+    when its op runs alone, then the first layer that differs, and counts the tokens that differ.
+    The record level checks whether every bucket still generates the tokens of the engine's build.
 
-    Every table names its limits; the text after the tables explains each figure. A near tie is a
-    token that the reference holds as likely as its own choice, within rounding.
+    Every table names its limits; the text after the tables explains each figure. In a near tie
+    the reference gives a token the same likelihood as its own choice, within rounding.
     """
     with command("spark-check"):
         choose(os.environ, device)

@@ -87,7 +87,7 @@ class _Run(Grouped):
     ],
 )
 @config_file.option(
-    NAME, OF_FILE, "Read options from this TOML file; those on the command line go before it."
+    NAME, OF_FILE, "Read options from this TOML file; the command line overrides it."
 )
 @click.option("--print-config", is_flag=True, help="Print all options as such a file, and exit.")
 @click.option(
@@ -103,12 +103,12 @@ class _Run(Grouped):
 def main(
     context: click.Context, /, engine: tuple[str, ...], print_config: bool, **values: Any
 ) -> None:
-    """Runs the engine folder ENGINE, or the embedded model where none is named. --serve takes
-    several folders, as FOLDER or NAME=FOLDER: models at one address.
+    """Runs the engine folder ENGINE, by default the embedded model. --serve takes several folders,
+    as FOLDER or NAME=FOLDER: models at one address.
 
-    Without --prompt, --prompt-ids, --chat, --serve or --batch it chats on a terminal, and elsewhere
-    answers the message on standard input. `spark-run doctor` checks this machine: which engines it
-    can serve, and what to do where it cannot.
+    Without --prompt, --prompt-ids, --chat, --serve or --batch it opens a chat on a terminal;
+    without a terminal it answers the message on standard input. `spark-run doctor` checks which
+    engines this machine can serve, and what to do if it cannot.
     """
     with standard_error(_log_format(context, values)), command(NAME):
         # click before 8.5 does not look here for an argument of many values

@@ -67,7 +67,7 @@ def run_batch(
             with shown.track("answering the batch", len(wanted)) as step:
                 counts = _answer_all(thread, lines, file, step)
         bad = counts.total() - counts[OK]
-        return f"{counts.total()} requests answered, {bad} of them with an error"
+        return f"{counts.total()} answered, {bad} with an error"
     finally:
         file.close()
 

@@ -1,4 +1,4 @@
-"""A newcomer's walk: `python -m tests.soak.newcomer`, some minutes (13 on a busy machine).
+"""A newcomer's walk: `python -m tests.soak.newcomer`, half a minute.
 
 Builds the wheel, installs it with its dependencies into an empty environment, and makes the
 mistakes that people make, each in a separate process: every one must end with the right exit
@@ -199,6 +199,7 @@ def answers(walk: Walk) -> None:
 def main() -> int:
     """The exit code: how many rows were not as they should be."""
     begin = time.monotonic()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     with tempfile.TemporaryDirectory(prefix="newcomer-") as folder:
         walk = Walk(Path(folder))
         for part in (names, disks, signals, answers):

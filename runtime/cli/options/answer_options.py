@@ -132,14 +132,14 @@ CHAT = (
     ),
     _chat(
         "--max-images",
-        "Images of a request; of a longer history the oldest become notes. 0: read none.",
+        "Images of a request; in a longer history the oldest become notes. 0: read none.",
         click.IntRange(0, MOST_IMAGES),
         metavar="N",
         modes=SEEING,
     ),
     _chat(
         "--max-image-pixels",
-        "Pixels of an image; larger ones are made smaller. By default as the engine was built.",
+        "Pixels of an image; larger ones are resized. By default the limit of the build.",
         click.IntRange(1),
         metavar="N",
         modes=SEEING,

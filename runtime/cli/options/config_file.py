@@ -19,7 +19,7 @@ from spark_engine.runtime.cli.options.option import Group, Option
 
 HEAD = """\
 # Options of spark-run, by group; `spark-run --config FILE` reads them. What is commented out is as
-# by default. The command line goes before this file, and so does the environment.
+# by default. The command line and the environment override this file.
 """
 F = TypeVar("F", bound=Callable[..., Any])
 _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text in quotes"}

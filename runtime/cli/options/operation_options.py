@@ -33,7 +33,7 @@ BOUNDS = (
     ),
     _service(
         "--max-model-len",
-        "Tokens of a prompt and its answer together; by default as the engine was built.",
+        "Tokens of a prompt and its answer together; by default the context of the build.",
         click.IntRange(2),
         metavar="N",
     ),

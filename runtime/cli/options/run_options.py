@@ -102,7 +102,7 @@ ENGINE = (
     ),
     _pace(
         "--itl-ms",
-        "Milliseconds of a step in which others decode, at most; by default as --policy says.",
+        "Milliseconds at most of a step that decodes and prefills; by default --policy decides.",
         float,
         metavar="T",
     ),
@@ -116,7 +116,7 @@ ENGINE = (
     ),
     _engine(
         "--cache-dir",
-        "A folder in which the prefix cache outlives a restart; of one server at a time.",
+        "A folder that keeps the prefix cache over a restart; for one server at a time.",
         DIRECTORY,
         modes=SERVING,
     ),
@@ -147,7 +147,7 @@ MEASURING = (
     ),
     _measure(
         "--fixed-drafts",
-        "Verify as many drafts as --drafts says in every round, whatever they bring.",
+        "Verify the number of --drafts in every round, even if few are kept.",
         bool,
         needs=("--drafts", "which says how many"),
     ),
@@ -240,7 +240,7 @@ def _origins(given: Sequence[str]) -> tuple[str, ...]:
 SECURITY = (
     _key(
         "--api-key",
-        "The API key that clients must send; by SPARK_API_KEY other users do not see it.",
+        "The API key that clients must send; SPARK_API_KEY hides it from other users.",
         envvar="SPARK_API_KEY",
         metavar="KEY",
         secret=True,

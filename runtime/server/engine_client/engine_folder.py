@@ -85,7 +85,7 @@ def watchdog_for(folder: Path) -> float:
 def describe_cache(info: EngineInfo) -> str:
     if not info.cache_bytes:
         return ", without a prefix cache"
-    states = f" with memory for {info.snapshots} states" if info.snapshots else ""
+    states = f" ({info.snapshots} states)" if info.snapshots else ""
     disk = f", and {info.disk_bytes / GIB:.2f} GiB on disk" if info.disk_bytes else ""
     return f", with a prefix cache of up to {info.cache_bytes / GIB:.2f} GiB{states}{disk}"
 

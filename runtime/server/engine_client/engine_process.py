@@ -130,13 +130,11 @@ class EngineProcess:
             return True
         if process.stdin is not None:
             process.stdin.close()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), patience_s)
+        await _ends(process, patience_s)
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), KILLED_S)
+            await _ends(process, KILLED_S)
         return process.returncode is not None
 
     def _handles_signals(self) -> bool:
@@ -173,6 +171,16 @@ class EngineProcess:
         while await self._socket.poll(50) and time.monotonic() < end:
             await asyncio.sleep(0.01)  # `_receive` reads its last message
         self.record_death(Death(f"the engine process ended with code {code}{hint(code)}"))
+
+
+async def _ends(process: asyncio.subprocess.Process, seconds: float) -> None:
+    """Waits for its end. Python 3.11's `asyncio.wait_for` swallows a cancellation that comes just
+    as the process ends: the supervisor would restart an engine that is being unloaded."""
+    end = asyncio.ensure_future(process.wait())
+    try:
+        await asyncio.wait({end}, timeout=seconds)
+    finally:
+        end.cancel()
 
 
 def hint(code: int) -> str:

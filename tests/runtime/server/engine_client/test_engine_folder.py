@@ -76,7 +76,7 @@ def test_what_is_said_of_a_prefix_cache() -> None:
     pages = EngineInfo("e", PLAIN, (1,), {}, 3 << 29)
     assert describe_cache(pages) == ", with a prefix cache of up to 1.50 GiB"
     both = EngineInfo("e", PLAIN, (1,), {}, 3 << 29, 7)
-    words = ", with a prefix cache of up to 1.50 GiB with memory for 7 states"
+    words = ", with a prefix cache of up to 1.50 GiB (7 states)"
     assert describe_cache(both) == words
     kept = EngineInfo("e", PLAIN, (1,), {}, 3 << 29, 7, disk_bytes=1 << 30)
     assert describe_cache(kept) == words + ", and 1.00 GiB on disk"

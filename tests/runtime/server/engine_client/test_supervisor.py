@@ -292,6 +292,23 @@ async def test_a_process_that_is_not_ready_outlives_the_wish_for_its_stacks(
     assert process._process is not None and process._process.returncode == 0
 
 
+@pytest.mark.parametrize("ticks", range(8))
+async def test_the_end_of_a_process_may_be_cancelled_just_when_it_has_ended(ticks: int) -> None:
+    """Else an engine that dies while it is unloaded is restarted, and never unloaded."""
+    context = zmq.asyncio.Context()
+    process = engine_process.EngineProcess((sys.executable, "-c", ""), context, lambda data: None)
+    await process.start()
+    await process.ended
+    ends = asyncio.create_task(process.close())
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    cancelled = ends.cancel()
+    await asyncio.wait({ends})
+    assert ends.cancelled() == cancelled
+    await process.close()
+    context.term()
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [
