@@ -133,6 +133,8 @@ def main() -> int:
     more += [] if given.models_gib is None else ["--models-gib", str(given.models_gib)]
     most = None if given.models_gib is None else int(given.models_gib * GIB)
     folders = {folder.name: folder for folder in given.engines}
+    if len(folders) < len(given.engines):
+        parser.error(f"models are named by their folders, of which some are equal: {[*folders]}")
     rows, budgets = plan_models(folders, ServerOptions(models_bytes=most))
     needs, budget = (
         [row.needs for row in rows],
