@@ -9,10 +9,10 @@ gate, one more column: id E, weight sigmoid(x·gateᵀ).
 import numpy as np
 
 from spark_engine.named import Named
-from spark_engine.op import Attrs, Case, Op
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import operands, random_arrays
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.formats import format_fragments as ff
 from spark_engine.plugins.kernels.moe.router import router_kernels
@@ -64,49 +64,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("moe_router", ("x", "w", "gate"), ("ids", "weights"))
 
 
-def _case(
-    m: int,
-    experts: int,
-    k: int,
-    top_k: int,
-    gate: bool = False,
-    weight: DType = DType.F32,
-    dtype: DType = DType.F32,
-    bench: bool = False,
-) -> Case:
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = random_arrays.normal(rng, m, k, dtype=dtype)
-        if m > 5:
-            x[1], x[5] = 0, np.nan  # a row of ties, a row of NaN
-            x[2] *= np.asarray(60.0, x.dtype)  # logits far apart: exponentials underflow
-        w = random_arrays.normal(rng, experts, k, scale=2 * k**-0.5, dtype=weight)
-        return (
-            (x, w, random_arrays.normal(rng, 1, k, scale=k**-0.5, dtype=weight)) if gate else (x, w)
-        )
-
-    ignore = random_arrays.ignore_rows(5) if m > 5 else None
-    label = f"{m} rows, {top_k} of {experts}, {k} wide {weight} {dtype}{' gate' if gate else ''}"
-    # weights are at most 1 and an error of 1e-6 in a logit moves them by as much
-    return Case(label, {"top_k": top_k}, make, 1e-4, 1e-6, bench=bench, ignore=ignore)
-
-
-def _ties(rng: np.random.Generator) -> tuple[Array, ...]:
-    """Small integers: equal logits are exactly equal in every precision."""
-    x = rng.integers(-1, 2, (9, 8)).astype(np.float32)
-    return x, rng.integers(-1, 2, (12, 8)).astype(np.float32)
-
-
-CASES = (
-    _case(1, 16, 64, 4),
-    _case(1, 16, 64, 4, gate=True),
-    _case(7, 8, 37, 1),
-    _case(7, 6, 48, 6, gate=True),
-    _case(65, 64, 256, 8, gate=True, weight=DType.BF16, bench=True),
-    _case(3, 8, 64, 3, weight=DType.BF16, dtype=DType.BF16),
-    _case(130, 16, 192, 4, gate=True, weight=DType.BF16, dtype=DType.BF16),
-    Case("ties go to the lowest index", {"top_k": 5}, _ties),
-)
-
 OP = serve(
     Op(
         name="moe_router",
@@ -124,7 +81,6 @@ OP = serve(
         check=_check,
         reference=reference,
         body=body,
-        cases=CASES,
     ),
     router_kernels.CANDIDATES,
 )

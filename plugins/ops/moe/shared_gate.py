@@ -3,10 +3,10 @@
 import numpy as np
 
 from spark_engine.kernel import Plan
-from spark_engine.op import Attrs, Case, Op
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Result
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import operands, random_arrays
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.formats import format_fragments as ff
 from spark_engine.plugins.kernels.common import row_quant as rq
@@ -28,22 +28,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     f.cast(f("Add", fr.widen(f, "routed"), scaled), OP.named(attrs, specs)["routed"].dtype, "y")
     return f.function("shared_gate", ("routed", "shared", "x", "w"), ("y",))
 
-
-def _case(rows: int, k: int, weight: DType, dtype: DType = DType.F32, bench: bool = False) -> Case:
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        three = [random_arrays.normal(rng, rows, k, dtype=dtype) for _ in range(3)]
-        return (*three, random_arrays.normal(rng, 1, k, dtype=weight))
-
-    rtol, atol = (1e-5, 1e-5) if dtype is DType.F32 else (1e-2, 1e-2)
-    return Case(f"{rows}x{k} {weight} {dtype}", {}, make, rtol=rtol, atol=atol, bench=bench)
-
-
-CASES = (
-    _case(1, 64, DType.F32),
-    _case(3, 37, DType.BF16),
-    _case(65, 256, DType.BF16, bench=True),
-    _case(3, 64, DType.BF16, DType.BF16),
-)
 
 MOST_THREADS, MOST_VECTORS = 512, 4
 KERNEL = Kernel("shared_gate", "routed shared x w y")
@@ -86,7 +70,6 @@ OP = serve(
         attrs={},
         reference=reference,
         body=body,
-        cases=CASES,
     ),
     (Candidate("row", "moe/shared_gate_fma.cu", _plan, _cost, _refuse),),
 )

@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from spark_engine.op import Attrs, Case, Op, rtol_of
+from spark_engine.op import Attrs, Op
 from spark_engine.operand import Result
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import operands, random_arrays
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.kernels.rowwise import act_quant_kernels
 from spark_engine.plugins.launch import serve
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.tensors import Array, TensorSpec
 
 
 def evaluate(gate_up: Array) -> Array:
@@ -40,22 +40,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("silu_mul", ("gate_up",), ("y",))
 
 
-def _case(rows: int, half: int, dtype: DType = DType.F32, bench: bool = False) -> Case:
-    def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = random_arrays.normal(rng, rows, 2 * half, scale=4.0, dtype=dtype)
-        x[0, :4] = (-100.0, 100.0, -0.0, 1e-30)
-        return (x,)
-
-    return Case(f"{rows}x{half} {dtype}", {}, make, rtol=rtol_of(dtype), bench=bench)
-
-
-CASES = (
-    _case(1, 64),
-    _case(3, 37),
-    _case(65, 128, bench=True),
-    _case(3, 64, DType.BF16),
-)
-
 OP = serve(
     Op(
         name="silu_mul",
@@ -64,7 +48,6 @@ OP = serve(
         attrs={},
         reference=reference,
         body=body,
-        cases=CASES,
     ),
     act_quant_kernels.CANDIDATES,
     whole=act_quant_kernels.alone("silu_mul", "none"),

@@ -35,6 +35,7 @@ from tests.plugins.cases.drafts import (
     store_ids,
     top_ids,
 )
+from tests.plugins.cases.moe import moe_norm_quant, moe_router, shared_gate
 from tests.plugins.cases.norm import norm_quant, rms_norm
 from tests.plugins.cases.ranks import all_reduce, gather_logits, reduce_norm_quant
 from tests.plugins.cases.rowwise import (
@@ -42,6 +43,7 @@ from tests.plugins.cases.rowwise import (
     nvfp4_widen,
     quantisers,
     sigmoid_gate,
+    silu_mul,
 )
 from tests.plugins.cases.sampling import mark_tokens, sample, sample_part
 from tests.plugins.cases.vision import (
@@ -96,6 +98,10 @@ CASES: Mapping[str, tuple[Case, ...]] = MappingProxyType(
         "linear_bias": linear_bias.CASES,
         "vision_attention": vision_attention.CASES,
         "store_rows": store_rows.CASES,
+        "silu_mul": silu_mul.CASES,
+        "shared_gate": shared_gate.CASES,
+        "moe_router": moe_router.CASES,
+        "moe_norm_quant": moe_norm_quant.CASES,
     }
 )
 
