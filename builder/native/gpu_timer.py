@@ -202,10 +202,10 @@ class GpuTimer:
         ranks = int(work.attrs["ranks"])
         if self._target.architecture.rehearses or not reach_each_other(ranks):
             return None
+        self._free_bench()
         if self._ranks is None or self._ranks.symmetric < plan.symmetric:
             self._close_ranks()
             self._ranks = RankGpus(range(ranks), self._target, self._cubins, plan.symmetric)
-        self._free_bench()
         found = fillings(work, np.random.default_rng(0))
         operands = [[np.resize(f.pattern, f.nbytes) for f in found]] * ranks
         outputs = [spec.nbytes for spec in work.outs]
@@ -257,7 +257,6 @@ class _Bench:
         if not self._filled:
             self._place_operands()
             self._filled = True
-        self._of_plan.close()
         self._next = self._of_plan.memory(_scratch_bytes(plan)) if plan.scratch else 0
         self._scratch = [self._placed(s.nbytes) for s in plan.scratch]
         for need, address in zip(plan.scratch, self._scratch, strict=True):
@@ -275,7 +274,7 @@ class _Bench:
         ]
 
     def seconds(self, launches: Launches) -> float:
-        """The median over replays, divided by the number of repetitions in the graph."""
+        """The median over replays of one repetition; releases the plan's scratch and graph."""
         sets = max(self.copies, LEAST_LAUNCHES)
         self.run(launches, 0)  # outside a graph, so that an error has a name
         self._gpu.wait()
@@ -284,7 +283,8 @@ class _Bench:
             for turn in range(sets):
                 self.run(launches, turn)
 
-        (seconds,) = _medians(self._held, [record])
+        (seconds,) = _medians(self._of_plan, [record])
+        self._of_plan.close()
         return seconds / sets
 
     def free(self) -> None:

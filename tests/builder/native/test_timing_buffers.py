@@ -78,10 +78,42 @@ def test_the_tactics_of_a_work_share_its_operands(card: Card) -> None:
     places, written = [*made._inputs, *made._outputs], card.calls.count("upload")
     other = Plan((), (Scratch(10, zeroed=True),))
     assert made.missing(other) == 10 + gpu_timer.PLACE
+    made.seconds([])
     made.fill(other)
     assert [*made._inputs, *made._outputs] == places and card.calls.count("upload") == written
     assert len(made._scratch) == 1 and not card.at(made._scratch[0], 10).any(), "zeroed again"
+    made.seconds([])
     made.fill(Plan(()))
     assert card.held["memory"] == 1, "of the operands"
     made.free()
+    assert card.held == {**NOTHING, "contexts": 1}
+
+
+class Limited(Card):
+    """Its free memory falls with what is allocated."""
+
+    limit = 4000
+
+    @property
+    def free_bytes(self) -> int:  # type: ignore[override]
+        return self.limit - sum(len(block) for block in self.blocks.values())
+
+    def unload(self, module: bytes) -> None:
+        assert not self._graphs, "a graph is destroyed before the kernels that it launches"
+        self.modules.remove(module)
+
+
+def test_a_measured_tactic_leaves_the_operands_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its graph and scratch are gone before its kernels, and the next one has their memory."""
+    card, plan = Limited({}), Plan((), (Scratch(1000),))
+    timer: Any = gpu_timer.GpuTimer.__new__(gpu_timer.GpuTimer)
+    timer._gpu, timer._say = card, print
+    monkeypatch.setattr(timer, "_functions", lambda tactic, plan: ([], [card.module(b"cubin")]))
+    for _ in range(3):
+        assert timer._measure(WORK, None, plan) == 1e-3 / 4
+        assert card.held == {**NOTHING, "contexts": 1, "memory": 1}
+    large = Plan((), (Scratch(card.limit),))
+    assert timer._measure(WORK, None, large) is None, "it does not fit"
+    assert timer._measure(WORK, None, plan) == 1e-3 / 4
+    timer._free_bench()
     assert card.held == {**NOTHING, "contexts": 1}
