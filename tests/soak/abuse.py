@@ -26,7 +26,6 @@ from tests.soak.attacks import (
     front,
     grammars,
     images,
-    starts,
     stored,
 )
 from tests.soak.attacks.attack import READ_S, TEXT, Attack, Attacker
@@ -114,7 +113,6 @@ GROUPS: tuple[tuple[Opened, tuple[Attack, ...]], ...] = (
     (broken, faults.ATTACKS),
     *((copied, (attack,)) for attack in faults.LAST),
 )
-HOSTILE = "hostile engine folders"
 
 
 def _embedded() -> Path:
@@ -165,14 +163,6 @@ def run(opened: Opened, attacks: Sequence[Attack], folder: Path) -> Iterator[Row
         yield total
 
 
-def hostile(folder: Path) -> Row:
-    """Starts that must fail well: no other server runs."""
-    with ExitStack() as stack:
-        found = plain(stack, folder)
-        attack = Attack(HOSTILE, lambda at: starts.hostile_folders(at, _embedded(), folder), "2")
-        return trial(found, attack)
-
-
 @contextmanager
 def _folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="abuse-"))
@@ -197,10 +187,6 @@ def main() -> int:
                 for row in run(opened, chosen, folder / f"{number}-{opened.__name__}"):
                     print(row.line(), flush=True)
                     well.append(not row.wrong)
-        if asked(HOSTILE):
-            row = hostile(folder / "hostile")
-            print(row.line(), flush=True)
-            well.append(not row.wrong)
     return 0 if all(well) else 1
 
 

@@ -1,7 +1,6 @@
 """The command that runs the rehearsal's parts: what they tell is kept, deaths and hangs too."""
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -22,12 +21,10 @@ from benchmarks.rehearsal import (
     layers,
     ops,
     sanitized,
-    skip_done_tests,
     steps,
     tables,
 )
 from benchmarks.rehearsal import tests as gpu_tests
-from benchmarks.rehearsal.other_process import Pulse
 from benchmarks.rehearsal.reporter import Reporter
 from benchmarks.result_files import CONFIGS, MODELS, read, write
 from spark_engine.errors import ExecutorError
@@ -105,19 +102,6 @@ def test_a_part_that_dies_or_hangs_is_resumed_behind_it(
     assert all(rows[label]["right"] for label in "acd")
 
 
-def test_one_that_dies_before_it_begins_is_not_tried_for_ever(tmp_path: Path) -> None:
-    starts: list[Sequence[str]] = []
-
-    def start(name: str, words: Sequence[str]) -> list[str]:
-        starts.append(words)
-        return [sys.executable, "-c", "raise SystemExit(3)"]
-
-    found = rehearsal.Found(tmp_path / "x.json")
-    assert not rehearsal.run_part("x", found, OPTIONS, 200.0, start)
-    assert len(starts) <= rehearsal.TRIES
-    assert found.rows["the part itself"]["note"] == "it ended with code 3"
-
-
 def test_a_part_that_never_ends_is_not_right(tmp_path: Path) -> None:
     """Each try tells a row and dies behind it: all rows are right, and the part was given up."""
     reporter: list[Sequence[str]] = []
@@ -182,31 +166,6 @@ def test_where_nothing_can_be_run_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_another_process_counts_as_long_as_it_computes(tmp_path: Path) -> None:
-    pulse = Pulse(tmp_path / "lock")
-    assert not pulse.beats(), "it has not started"
-    (tmp_path / "lock").touch()
-    assert pulse.beats() and not pulse.beats()
-    os.utime(tmp_path / "lock")
-    assert pulse.beats()
-    assert not Pulse(tmp_path / "lock").beats(), "what an earlier one did"
-
-
-def test_skipped_tests_are_named_with_their_reason(tmp_path: Path) -> None:
-    kept = {"skipped": {"needs two GPUs": 3}, "rows": [{"label": "a", "right": True}]}
-    write(tmp_path / "tests.json.xz", kept)
-    assert "skipped: 3 (needs two GPUs)." in tables.rehearsed(tmp_path)
-
-
-def test_words_of_the_command_line(tmp_path: Path) -> None:
-    args = rehearsal.arguments(["--part", "ops,steps", "--steps", "12"])
-    assert (args.part, args.steps, args.target) == ("ops,steps", 12, "sm_121a")
-    with pytest.raises(SystemExit):
-        rehearsal.arguments(["--part", "op"])
-    modules = [rehearsal.module_of(part, ())[3].replace(".", "/") for part in rehearsal.PARTS]
-    assert all((ROOT / f"{module}.py").is_file() for module in modules)
-
-
 def test_every_case_has_a_tactic_there_as_on_the_other_gpu() -> None:
     few = [op for op in ops.registry.OPS if op.name in ("linear", "moe_grouped", "nvfp4_linear")]
     few_ops = SimpleNamespace(OPS=few)
@@ -237,21 +196,6 @@ def test_the_cut_models_have_a_layer_of_each_kind_and_the_published_sizes(tmp_pa
                 assert (tensor.dtype, tensor.shape) == same, name
 
 
-@pytest.mark.parametrize(
-    ("said", "name", "right"),
-    [
-        ("64 of 64 texts same, 0 differ (0 at a near tie), 9 of 9 logits", "a_invariant", True),
-        ("64 of 64 texts same, 0 differ (0 at a near tie), 8 of 9 logits", "a_invariant", False),
-        ("63 of 64 texts same, 1 differ (1 at a near tie), 9 of 9 logits", "a_invariant", False),
-        ("60 of 64 texts same, 4 differ (4 at a near tie), 2 of 9 logits", "a_plain", True),
-        ("60 of 64 texts same, 4 differ (3 at a near tie), 2 of 9 logits", "a_plain", False),
-        ("nothing", "a_plain", False),
-    ],
-)
-def test_what_a_trial_of_batches_must_say(said: str, name: str, right: bool) -> None:
-    assert check.served(said, name) is right
-
-
 def test_a_bucket_is_summed_up_by_node(capsys: pytest.CaptureFixture[str]) -> None:
     kinds = [["mlp.down", "linear", "m16", "k"], ["norm", "norm_quant", "rows", "n"]]
     bucket = {"kinds": kinds, "launches": [[0, 3.0], [1, 1.0], [0, 4.0]]}
@@ -268,28 +212,6 @@ def test_a_bucket_is_summed_up_by_node(capsys: pytest.CaptureFixture[str]) -> No
     row = json.loads(capsys.readouterr().out)["row"]
     assert row["worst"] == {"rel_l2": 0.3, "cosine": 0.9} and row["failed"] == 1
     assert not row["right"] and row["note"] == "y: far"
-
-
-def test_named_tests_are_left_out_and_skips_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "done").write_text('["a::x"]')
-    items = [SimpleNamespace(nodeid=n) for n in ("a::x", "a::y")]
-    skip_done_tests.pytest_collection_modifyitems(items)
-    assert len(items) == 2
-    monkeypatch.setenv(skip_done_tests.DONE, str(tmp_path / "done"))
-    skip_done_tests.pytest_collection_modifyitems(items)
-    assert [item.nodeid for item in items] == ["a::y"]
-    teller = gpu_tests.Teller(Reporter([]))
-    common = {"nodeid": "a::y", "duration": 1.25, "longrepr": ("a.py", 3, "Skipped: why")}
-    for when, skipped, failed in (("setup", True, False), ("call", False, False),
-                                  ("teardown", False, False), ("setup", False, True)):  # fmt: skip
-        passed = not (skipped or failed)
-        outcome = {"skipped": skipped, "failed": failed, "passed": passed}
-        teller.pytest_runtest_logreport(SimpleNamespace(when=when, **outcome, **common))
-    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert said[0] == {"head": {"skipped": {"why": 1}}}
-    assert [s["row"]["right"] for s in said[1:]] == [True, False]
 
 
 class FakeEngine:

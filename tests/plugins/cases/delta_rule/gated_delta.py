@@ -300,3 +300,4 @@ CHUNK = (
     _kept("7 drafts, ring of 4, sizes differ", key_dim=16, value_dim=48, ring=4, drafts=7),
     _kept("3 drafts, bf16", 1e-2, 1e-2, dtype=_BF16, state=_BF16, ring=8, drafts=3),
 )
+CASES = {"gated_delta_step": STEP, "gated_delta_chunk": CHUNK}

@@ -62,3 +62,4 @@ NVFP4 = (
     Case("many rows", {}, _scaled(65, 256), ignore=NAN_ROW, bench=True),
     Case("bf16", {}, _scaled(6, 64, DType.BF16), ignore=NAN_ROW),
 )
+CASES = {"fp8_quant": FP8, "fp8_block_quant": FP8_BLOCK, "nvfp4_quant": NVFP4}
