@@ -1,6 +1,7 @@
-"""The seeded cases of every op: those next to it, or the `CASES` of the module here with its name.
+"""The seeded cases of every op: those next to it, or the `CASES` of a module here.
 
-An op has its cases here if a few lines do not make them. A module for several ops has them by op.
+An op has its cases here if a few lines do not make them. `CASES` are of the op
+with the name of the module, or by op.
 """
 
 from collections.abc import Mapping
@@ -13,8 +14,12 @@ from spark_engine.op import Case, Op
 
 def _read() -> Mapping[str, tuple[Case, ...]]:
     found: dict[str, tuple[Case, ...]] = {}
-    for path in sorted(Path(__file__).parent.glob("*/[a-z]*.py")):
-        module = import_module(f"{__package__}.{path.parent.name}.{path.stem}")
+    folder = Path(__file__).parent
+    for path in sorted([*folder.glob("[a-z]*.py"), *folder.glob("*/[a-z]*.py")]):
+        if path == Path(__file__):
+            continue
+        name = path.relative_to(folder).with_suffix("").as_posix().replace("/", ".")
+        module = import_module(f"{__package__}.{name}")
         cases = getattr(module, "CASES", {})
         found |= cases if isinstance(cases, dict) else {path.stem: cases}
     return MappingProxyType(found)
