@@ -77,7 +77,6 @@ def baseline(model: str, npl: int, state: str) -> Row:
 
 
 def key(row: Row) -> tuple[object, ...]:
-    """What a row was measured of."""
     work = tuple(row[name] for name in ("model", "npl", "ctx", "gdn_state", "kv"))
     build = row.get("build", ""), row.get("ranks", 1), row.get("graphs", True)
     return (*work, *build, row.get("k") or 0, tuple(row.get("acceptance", ())))
@@ -121,7 +120,6 @@ class Floors:
         self._draft = sum(n for name, n in held.items() if name.startswith("mtp.")) + of_head
 
     def add(self, row: Row, ctx: int) -> Row:
-        """The row with its floors."""
         k = row.get("chosen", row["k"])
         work = Work(row["npl"], ctx, *self._bytes)
         if k:
@@ -137,7 +135,6 @@ class Floors:
 
 
 def line(row: Row) -> str:
-    """One printed line."""
     theirs = baseline(row["model"], row["npl"], row["gdn_state"]) if not row["k"] else {}
     k = f", k {row['k']} {row.get('chosen', '')}".rstrip() if row["k"] else ""
     kept = ""
@@ -268,7 +265,6 @@ def rates(text: str) -> tuple[float, ...]:
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("engine", type=Path, help="engine folder")
@@ -317,7 +313,6 @@ def check_context(positions: int, args: argparse.Namespace) -> None:
 
 
 def command(args: argparse.Namespace) -> str:
-    """The command that measures this again."""
     places = f"engines/{args.config.name} {name_of(args.config)}"
     numbers = f"--rows {','.join(map(str, args.rows))} --ctx {args.ctx} --steps {args.steps}"
     more = " --build ''" if args.default else ""
@@ -328,7 +323,6 @@ def command(args: argparse.Namespace) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """The command."""
     args = arguments(words)
     args.config, before = folder_of(args.config), 0.0
     if args.build is not None:

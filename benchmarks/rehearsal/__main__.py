@@ -92,7 +92,6 @@ class Found:
         return self.hear({"row": {"label": label, "right": False, "note": why}})
 
     def keep(self) -> None:
-        """Writes the file, whole."""
         self._kept = time.monotonic()
         write(self.path, {**self.head, "date": str(date.today()), "rows": [*self.rows.values()]})
 
@@ -103,7 +102,6 @@ def kept_rows(rows: Sequence[Row]) -> dict[str, Row]:
 
 
 def module_of(part: str, words: Sequence[str]) -> Sequence[str]:
-    """The command that runs a part."""
     module = "sanitized" if part in SANITIZERS else part
     return [sys.executable, "-u", "-m", f"benchmarks.rehearsal.{module}", *words]
 
@@ -167,7 +165,6 @@ def _read(stream: IO[str], lines: queue.Queue[str | None]) -> None:
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", default=",".join(PARTS), help="some of them, a list")
     parser.add_argument("--target", default="sm_121a", help="the target that is rehearsed")

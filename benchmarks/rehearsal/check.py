@@ -24,7 +24,6 @@ _FOUND = re.compile(
 
 
 def main() -> None:
-    """Builds, checks, serves."""
     reporter = Reporter()
     base, checkpoint = Path(reporter.options["work"]) / "check", find_checkpoint()
     here = present()

@@ -35,7 +35,6 @@ VERIFY = ",".join(f"{r}:{k}" for r in ROWS.split(",") for k in DRAFTS.split(",")
 
 
 def main() -> None:
-    """Each model cut, then each whole."""
     reporter = Reporter()
     base, models = Path(reporter.options["work"]) / "layers", reporter.options.get("models", MODELS)
     here = present()
@@ -72,8 +71,6 @@ def nodes(reporter: Reporter, label: str, model: str, base: Path) -> None:
 
 
 class Telling(Progress):
-    """What spark-check says, as notes."""
-
     def __init__(self, reporter: Reporter) -> None:
         super().__init__(None)
         self._reporter = reporter

@@ -33,7 +33,6 @@ class Reporter:
         self._say("head", known)
 
     def note(self, text: str) -> None:
-        """A sentence for the parent process."""
         self._say("note", text)
 
     def row(self, label: str, **fields: Any) -> None:
@@ -41,7 +40,6 @@ class Reporter:
         self._say("row", {"label": label, **fields})
 
     def begin(self, label: str) -> None:
-        """What a death would be of."""
         self._say("begin", label)
 
     @contextmanager

@@ -34,7 +34,6 @@ class Teller:
         self.reporter, self.skipped = reporter, Counter[str]()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """A test begins."""
         self.reporter.begin(nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:

@@ -31,7 +31,6 @@ def _tried(op: Op, case: Case) -> bool:
 
 
 def _cases() -> list[object]:
-    """Those that a tactic takes."""
     found = []
     for op in registry.OPS:
         for case in cuda_node.cases_of(op):

@@ -64,11 +64,9 @@ class Recording(SynchronousExecutor):
 
     @property
     def specs(self) -> Specs:
-        """The inner one's."""
         return self._inner.specs
 
     def run(self, buffers: Mapping[str, Array]) -> None:
-        """As the inner one."""
         self._inner.run(buffers)
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
@@ -78,7 +76,6 @@ class Recording(SynchronousExecutor):
         return lambda: None
 
     def close(self) -> None:
-        """As the inner one."""
         self._inner.close()
 
 
@@ -89,7 +86,6 @@ def run(base: Path) -> None:
 
 
 def compare(folder: Path) -> str:
-    """The figures of the first lines."""
     engine, logits = recorded(folder)
     with closing(engine):
         return _compare(engine, logits)
@@ -165,7 +161,6 @@ def ragged(vocab: int) -> list[Request]:
 
 
 def serve(engine: Engine, requests: list[Request]) -> list[list[int]]:
-    """The tokens of each request."""
     made: dict[int, list[int]] = {engine.submit(request): [] for request in requests}
     while not engine.idle:
         for event in engine.step():

@@ -48,7 +48,6 @@ def few(stack: ExitStack, folder: Path) -> Server:
 
 
 def locked(stack: ExitStack, folder: Path) -> Server:
-    """One with keys."""
     folder.mkdir()
     keys = folder / "keys.toml"
     keys.write_text(stored.KEYS)

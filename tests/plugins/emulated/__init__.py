@@ -72,7 +72,6 @@ def _texts() -> tuple[Texts, Texts]:
 
 @functools.cache
 def _digests() -> tuple[str, str]:
-    """Of the two."""
     said = (repr((OPTIONS, sorted(texts.items()))) for texts in _texts())
     host, sources = (hashlib.sha256(text.encode()).hexdigest()[:32] for text in said)
     return host, sources
@@ -130,7 +129,6 @@ class RankLibraries:
         self._loaded: dict[tuple[str, int], ctypes.CDLL] = {}
 
     def of(self, launch: Launch, tactic: Tactic, rank: int) -> ctypes.CDLL:
-        """That of a launch."""
         made = library(launch.source or tactic.source, launch.defines, self._cache)
         key = (str(made._name), rank)
         if key not in self._loaded:
@@ -220,7 +218,6 @@ def _run(
 
 
 def addresses(places: Mapping[str, list[Buffer]]) -> dict[str, list[int]]:
-    """Of buffers by kind."""
     return {kind: [b.bytes.ctypes.data for b in some] for kind, some in places.items()}
 
 

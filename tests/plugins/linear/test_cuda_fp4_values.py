@@ -77,7 +77,6 @@ def test_the_error_is_that_of_rounding_y(bench: Bench, shape: tuple[int, int, in
 
 
 def run(bench: Bench, name: str, arrays: tuple[Array, ...]) -> dict[str, Array]:
-    """The result of each tactic."""
     from tests.plugins import cuda_node
 
     case = Case("values", BF16, lambda rng: arrays)

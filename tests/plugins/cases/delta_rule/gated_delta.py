@@ -50,7 +50,6 @@ class Launch:
 
     @property
     def layout(self) -> Ring:
-        """Of a slot's records."""
         heads = Heads(self.tile, self.keys, self.values, self.key_dim, self.value_dim)
         return Ring(self.ring, heads, self.drafts)
 
