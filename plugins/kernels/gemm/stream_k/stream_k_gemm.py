@@ -82,7 +82,6 @@ class Problem:
 
     @staticmethod
     def of(node: Node, form: StreamKForm) -> Problem:
-        """That of a node."""
         return Problem(*node.shape("tokens", "N", form.k))
 
     @staticmethod
