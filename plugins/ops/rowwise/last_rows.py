@@ -23,6 +23,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """One gather."""
     f = Text()
     tile, rows = int(attrs["tile"]), OP.named(attrs, specs).dim("rows")
     inside = f("Clip", f("Sub", f.long("counts"), 1), 0, tile - 1)
