@@ -56,9 +56,7 @@ if TYPE_CHECKING:
     from spark_engine.runtime.executors.timed import DeviceClock
 
 MIB, GIB = 1 << 20, 1 << 30
-TURN_S = (
-    2e-4  # of a thread that computes: reading weights asks for Python's lock ten times as often
-)
+TURN_S = 2e-4  # of a thread that computes: one that copies weights asks for Python's lock often
 # Of a `.engine` file's header and payload, the folder that holds the weights, and threads.
 OpenExecutor: TypeAlias = Callable[[EngineHeader, bytes, Path, int], Executor]
 EXECUTORS: Mapping[str, OpenExecutor] = {"ort": OrtExecutor, "trt": TrtExecutor}
