@@ -15,7 +15,7 @@ TORCH := torch==2.13.0
 PACKAGES := bench builder check device models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: lock ranks run figures test pytest kernels lint types mutants mutation abuse fuzz forms soak soak-server soak-models replicas page clients agents dist clean
+.PHONY: lock ranks run figures test pytest kernels lint types mutants mutation abuse fuzz forms newcomer soak soak-server soak-models batch replicas page clients agents dist clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -56,6 +56,10 @@ dist: $(VENV)/.test
 	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml -o dist/sbom.cdx.json $(VENV)/release/bin/python
 	cd dist && sha256sum * > SHA256SUMS
 
+# What a newcomer meets: a wheel in an empty environment, wrong names, full disks, signals.
+newcomer: $(VENV)/.test
+	$(BIN)/python -m tests.soak.newcomer
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -91,8 +95,8 @@ mutation: $(VENV)/.test
 	$(BIN)/cr-report --surviving-only --show-diff $(VENV)/mutation.sqlite
 
 # Attacks on real servers, a row for each: bodies, grammars, stored responses, connections, the front,
-# processes that are stopped and killed, full disks. Next to each an honest client's time to first
-# token, lost requests, memory and the longest callback of the event loop. Some twenty minutes.
+# processes that are stopped and killed, full disks, hostile engine folders. Next to each an honest client's
+# time to first token, lost requests, memory and the longest callback of the event loop. Some twenty minutes.
 abuse: $(VENV)/.test
 	$(BIN)/python -m tests.soak.abuse
 
@@ -125,6 +129,10 @@ soak-server: $(VENV)/.test
 # Three models at one address, of which one fits, under load and faults: MINUTES, e.g. 20.
 soak-models: $(VENV)/.test
 	$(BIN)/python -m tests.soak.models $(MINUTES)
+
+# Ten thousand lines of a batch on the embedded model, killed twice and ended once: some minutes.
+batch: $(VENV)/.test
+	$(BIN)/python -m tests.soak.batch
 
 # Four replicas of the embedded model placed by Ray Serve, under load: one is killed, one is stopped,
 # all are replaced; then two in a cluster, where front, controller and commands are killed. Ten minutes

@@ -139,8 +139,8 @@ def compile_all(
 
 
 class Compiler:
-    """Compiles by `workers` processes what it was told to start, while the caller does other work;
-    a context manager, whose end leaves what has not begun."""
+    """Runs `compile` of jobs in `workers` processes while the caller does other work. A context
+    manager: its end cancels the jobs that no process has started."""
 
     def __init__(
         self, target: Target, cache: Path | None, workers: int, folder: Path = SOURCES

@@ -26,6 +26,7 @@ from tests.soak.attacks import (
     front,
     grammars,
     images,
+    starts,
     stored,
 )
 from tests.soak.attacks.attack import READ_S, TEXT, Attack, Attacker
@@ -48,6 +49,7 @@ def few(stack: ExitStack, folder: Path) -> Server:
 
 
 def locked(stack: ExitStack, folder: Path) -> Server:
+    """One with keys."""
     folder.mkdir()
     keys = folder / "keys.toml"
     keys.write_text(stored.KEYS)
@@ -112,6 +114,7 @@ GROUPS: tuple[tuple[Opened, tuple[Attack, ...]], ...] = (
     (broken, faults.ATTACKS),
     *((copied, (attack,)) for attack in faults.LAST),
 )
+HOSTILE = "hostile engine folders"
 
 
 def _embedded() -> Path:
@@ -162,6 +165,14 @@ def run(opened: Opened, attacks: Sequence[Attack], folder: Path) -> Iterator[Row
         yield total
 
 
+def hostile(folder: Path) -> Row:
+    """Starts that must fail well: no other server runs."""
+    with ExitStack() as stack:
+        found = plain(stack, folder)
+        attack = Attack(HOSTILE, lambda at: starts.hostile_folders(at, _embedded(), folder), "2")
+        return trial(found, attack)
+
+
 @contextmanager
 def _folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="abuse-"))
@@ -186,6 +197,10 @@ def main() -> int:
                 for row in run(opened, chosen, folder / f"{number}-{opened.__name__}"):
                     print(row.line(), flush=True)
                     well.append(not row.wrong)
+        if asked(HOSTILE):
+            row = hostile(folder / "hostile")
+            print(row.line(), flush=True)
+            well.append(not row.wrong)
     return 0 if all(well) else 1
 
 

@@ -105,7 +105,7 @@ class StreamKConfig:
         wgmma: Hopper's warpgroup instructions, else mma.sync.
         resident: blocks that a multiprocessor holds, so that the next launch may begin early.
         warps_m: consumer warps that share an m16 tile, each with a part of the tokens.
-        scale_slabs: k-slabs whose f32 scales are fetched together, a round of the ring or one.
+        scale_slabs: k-slabs that bring their f32 scales together, a round of the ring or one.
     """
 
     block_n: int
