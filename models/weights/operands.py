@@ -6,6 +6,7 @@ scales multiply, and are repeated to one per row. Knows no graph.
 modelopt globals multiply, compressed-tensors globals divide (their reciprocals are stored).
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -145,7 +146,7 @@ def scalar(model: Model, name: str) -> Recipe:
 
 def _per_row(scale: Recipe, rows: int) -> Recipe:
     """f32 [rows] from one scale for all, or from one for each row."""
-    if scale.shape in ((), (1,)) and rows != 1:
+    if math.prod(scale.shape) == 1 and rows != 1:
         return recipes.repeat(recipes.cast(recipes.whole_scale(scale)), rows)
     return recipes.reshape(recipes.cast(recipes.part_scale(scale)), (rows,))
 
@@ -204,7 +205,7 @@ def _stacked(model: Model, stacks: Mapping[str, Tensor], scheme: Scheme) -> dict
     for name, stacked in stacks.items():
         whole = model.whole(stacked.name)
         if scheme is Scheme.PLAIN:
-            p = Projection(scheme, whole)
+            p = Projection(scheme, recipes.finite(whole))
         elif whole.dtype in PLAIN:
             p = quantised(whole, scheme)
         else:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from spark_engine.errors import CheckpointError, GraphError
+from spark_engine.models.checkpoint.tensor_list import PLAIN
 from spark_engine.models.weights import value_checks
 from spark_engine.tensors import Array, DType, TensorSpec
 
@@ -137,6 +138,11 @@ def codes(x: Recipe) -> Recipe:
     return Recipe("codes", x.dtype, x.shape, (x,))
 
 
+def finite(x: Recipe) -> Recipe:
+    """A plain tensor of the file, refused where a number is infinite or NaN."""
+    return Recipe("finite", x.dtype, x.shape, (x,))
+
+
 def whole_scale(x: Recipe) -> Recipe:
     """A tensor's own scale in the file, refused unless it is finite and above 0."""
     return Recipe("whole_scale", x.dtype, x.shape, (x,))
@@ -207,8 +213,9 @@ def repeat(x: Recipe, rows: int) -> Recipe:
 
 
 def concat0(parts: Sequence[Recipe]) -> Recipe:
-    """Concatenation along axis 0 of parts that agree in dtype and other dimensions."""
-    first = parts[0]
+    """Concatenation along axis 0 of parts that agree in other dimensions, and in dtype unless all
+    are plain."""
+    first, *_ = parts = _alike(parts)
     if any(p.dtype is not first.dtype or p.shape[1:] != first.shape[1:] for p in parts):
         raise GraphError(f"cannot concatenate {[(str(p.dtype), p.shape) for p in parts]}")
     rows = sum(p.shape[0] for p in parts)
@@ -216,8 +223,8 @@ def concat0(parts: Sequence[Recipe]) -> Recipe:
 
 
 def stack(parts: Sequence[Recipe]) -> Recipe:
-    """Parts of one dtype and shape along a new axis 0."""
-    first = _same(parts)
+    """Parts of one shape, and of one dtype unless all are plain, along a new axis 0."""
+    first = _same(parts := _alike(parts))
     return Recipe("stack", first.dtype, (len(parts), *first.shape), tuple(parts))
 
 
@@ -233,10 +240,6 @@ def part(x: Recipe, shape: tuple[int, ...], function: Callable[[Array], Array]) 
 
 def append_expert(experts: Recipe, one: Recipe) -> Recipe:
     """[E, ...] and one more [...] -> [E+1, ...]."""
-    if one.shape != experts.shape[1:] or one.dtype is not experts.dtype:
-        raise GraphError(
-            f"cannot append {one.dtype} {one.shape} to {experts.dtype} {experts.shape}"
-        )
     return concat0([experts, reshape(one, (1, *one.shape))])
 
 
@@ -245,6 +248,12 @@ def leaf(recipe: Recipe) -> Recipe:
     while recipe.args:
         recipe = recipe.args[0]
     return recipe
+
+
+def _alike(parts: Sequence[Recipe]) -> Sequence[Recipe]:
+    """Plain parts of several dtypes as f32, which has all their values."""
+    dtypes = {p.dtype for p in parts}
+    return [cast(p) for p in parts] if len(dtypes) > 1 and dtypes <= {*PLAIN} else parts
 
 
 def _same(parts: Sequence[Recipe]) -> Recipe:
@@ -292,6 +301,7 @@ def _transform(recipe: Recipe, value: Array) -> Array:
 
 _CHECKS = {
     "codes": value_checks.check_codes,
+    "finite": value_checks.check_finite,
     "whole_scale": value_checks.check_whole,
     "part_scale": value_checks.check_part,
     "input_scale": value_checks.check_input,
