@@ -222,8 +222,8 @@ def _projection(
         need = calibrated if scheme is Scheme.NVFP4_A4 else unread
         yield tensor(suffixes.fp4_weight, (DType.U8,), ((n, k // 2),))
         yield tensor("weight_scale", (DType.F8E4M3,), ((n, k // 16),))
-        yield tensor(suffixes.fp4_global, (DType.F32,), SCALAR)
-        yield tensor(suffixes.fp4_input, (DType.F32,), SCALAR, need)
+        yield tensor(suffixes.fp4_global, SCALE, SCALAR)
+        yield tensor(suffixes.fp4_input, SCALE, SCALAR, need)
 
 
 def _check_groups(linear: Linear, size: int) -> None:

@@ -169,6 +169,19 @@ def _groups_of_32(written: Written) -> None:
     written.others["hf_quant_config.json"]["quantization"]["group_size"] = 32
 
 
+def _packed_embedding(written: Written) -> None:
+    del written.tensors[f"{STEM}embed_tokens.weight"]
+    packed = np.zeros((512, 32), np.int32)
+    written.tensors[f"{STEM}embed_tokens.weight_packed"] = packed
+
+
+def _in_cache(folder: Path) -> Path:
+    snapshot = folder.with_name("models--a--b") / "snapshots" / "abc"
+    snapshot.parent.mkdir(parents=True)
+    folder.rename(snapshot)
+    return snapshot.parents[1]
+
+
 INPUTS_ALONE = {"group_0": {"weights": None, "input_activations": {}, "targets": ["Linear"]}}
 TURNED = {"config_groups": {"R4": {"type": "hadamard", "apply": []}}}
 INT8 = {"num_bits": 8, "type": "int", "dynamic": False, "strategy": "tensor"}
@@ -196,6 +209,7 @@ FORMATS: dict[str, Odd] = {
     "NVFP4 in groups of 32": Odd("ModelOpt NVFP4", _groups_of_32, "NVFP4"),
     "sparse": Odd(CT, quantisation(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity"),
     "int8 cache": Odd(CT, quantisation(kv_cache_scheme=INT8), "KV cache in static int8"),
+    "a quantised embedding": Odd(DENSE, _packed_embedding, "quantised embedding"),
     "qwen4_exp": Odd(DENSE, lambda w: w.config.update(NEXT), "qwen4_exp"),
 }
 SCALE_2, ZERO = f"{damage.EXPERT}.up_proj.weight_scale_2", np.zeros((), np.float32)
@@ -222,6 +236,7 @@ REFUSED: dict[str, Odd] = {
         f"not finite: {name}": Odd(base, damage.added(name, array), r"\[.*\] is (nan|inf)")
         for base, name, array in NOT_FINITE
     },
+    "root of a cached model": Odd(DENSE, says="give .*snapshots/abc", folder=_in_cache),
     "hc_count": Odd(DENSE, text(hc_count=4), "hc_count"),
     "ple_layer_ids": Odd(DENSE, text(ple_layer_ids=[1]), "ple_layer_ids"),
     "indexer_n_heads": Odd(DENSE, text(indexer_n_heads=4), "indexer_n_heads"),
