@@ -139,8 +139,8 @@ def compile_all(
 
 
 class Compiler:
-    """Compiles by `workers` processes what it was told to start, while the caller does other work;
-    a context manager, whose end leaves what has not begun."""
+    """Compiles by `workers` processes what `start` gets, while its caller works; a context
+    manager. Its end cancels what is not running."""
 
     def __init__(
         self, target: Target, cache: Path | None, workers: int, folder: Path = SOURCES
