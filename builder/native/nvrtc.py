@@ -142,8 +142,8 @@ def compile_all(
 
 
 class Compiler:
-    """Compiles by `workers` processes what `start` gets, while its caller works; a context
-    manager. Its end cancels what is not running."""
+    """Runs `compile` of jobs in `workers` processes while the caller does other work. A context
+    manager: its end cancels the jobs that no process has started."""
 
     def __init__(
         self, target: Target, cache: Path | None, workers: int, folder: Path = SOURCES
