@@ -193,7 +193,7 @@ class _Operands:
         return place
 
 
-def _operand(arg: Arg, sizes: Mapping[str, int]) -> Operand:
+def _operand(arg: tuple[Any, ...], sizes: Mapping[str, int]) -> Operand:
     if len(arg) == 2 and arg[0] in _BY_NAME and isinstance(arg[1], str):
         return _named(str(arg[0]), arg[1])
     match arg:
