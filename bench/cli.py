@@ -333,13 +333,17 @@ def _refuse_idle(context: click.Context, recorded: bool) -> None:
     }
     for name in given:
         if recorded and name in RANDOM:
-            raise OptionError(f"{given[name]} does nothing with --replay, which says it")
+            raise OptionError(
+                f"{given[name]} does nothing with --replay: the trace decides it; leave it out"
+            )
         if not recorded and name == "own_answers":
-            raise OptionError("--own-answers does nothing without --replay")
+            raise OptionError("--own-answers does nothing without --replay; leave it out")
         if name in ("every", "stagger") and "bursts" not in given:
-            raise OptionError(f"{given[name]} does nothing without --bursts")
+            raise OptionError(f"{given[name]} does nothing without --bursts; leave it out")
         if name in ("pause", "turn_input") and context.params["turns"] == 1:
-            raise OptionError(f"{given[name]} does nothing without --turns of 2 or more")
+            raise OptionError(
+                f"{given[name]} does nothing without --turns of 2 or more; leave it out"
+            )
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def fetch(name: str, shown: Progress, check: _Check, engine: Path | None = None)
         ) from None
     match = _NAME.fullmatch(name)
     if match is None:
-        raise OptionError(f"{name!r} is no name on the hub: OWNER/NAME or OWNER/NAME@REVISION")
+        raise OptionError(f"{name!r} is no name on the hub: give OWNER/NAME or OWNER/NAME@REVISION")
     repository, revision = match.group(1), match.group(2)
     try:
         info = hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
@@ -226,11 +226,14 @@ def _needed(info: Any) -> tuple[_File, ...]:
             sha256, git = row.lfs.sha256 if row.lfs else None, None if row.lfs else row.blob_id
             files.append(_File(row.rfilename, row.size or 0, sha256, git))
     if not any(f.path == "config.json" for f in files):
-        raise CheckpointError(f"{info.id} on the hub holds no config.json: it is no checkpoint")
+        raise CheckpointError(
+            f"{info.id} on the hub holds no config.json, so it is no checkpoint: look for the "
+            "model's original repository"
+        )
     if not any(f.path.endswith(WEIGHTS) for f in files):
         raise CheckpointError(
-            f"{info.id} on the hub holds no weights as *{WEIGHTS}, which alone are read: look for "
-            "the model's original repository"
+            f"{info.id} on the hub holds no weights as *{WEIGHTS}, the only form that is read: "
+            "look for the model's original repository"
         )
     return tuple(files)
 
@@ -247,8 +250,8 @@ def _check_capacity(name: str, left: int, cache: Path) -> None:
     free = shutil.disk_usage(_above(cache)).free
     if left > free:
         raise CapacityError(
-            f"{name}: {left / GIB:.2f} GiB are to be fetched into {cache}, where {free / GIB:.2f} "
-            "GiB are free: free some, or name another place in HF_HOME"
+            f"{name}: the download takes {left / GIB:.2f} GiB, and {cache} has {free / GIB:.2f} "
+            "GiB free: free some space, or name another folder in HF_HOME"
         )
 
 
@@ -279,7 +282,7 @@ def _check_links(name: str, folder: Path, files: tuple[_File, ...]) -> None:
     stored = folder.parent.parent.resolve()
     for path in (folder / file.path for file in files):
         if not path.resolve().is_relative_to(stored):
-            raise CheckpointError(f"{name}: {path} leads out of {stored}: {AGAIN}")
+            raise CheckpointError(f"{name}: {path} links to a file outside {stored}: {AGAIN}")
 
 
 def _verify(name: str, folder: Path, files: tuple[_File, ...], shown: Progress) -> None:
@@ -302,8 +305,8 @@ def _verify(name: str, folder: Path, files: tuple[_File, ...], shown: Progress) 
                     shown.advance(done, total)
         if digest.hexdigest() != (file.sha256 or file.git):
             raise CheckpointError(
-                f"{name}: {path} has not the bytes that the hub names: remove {path.resolve()} and "
-                "run this again"
+                f"{name}: {path} differs from the hub's file: remove {path.resolve()} and run this "
+                "again"
             )
 
 

@@ -107,7 +107,9 @@ def with_drafter(model: Model, folder: Path) -> Model:
     """
     assert model.checkpoint is not None
     if model.shards.ranks > 1:
-        raise OptionError(f"--drafter: {model.shards.ranks} ranks do not share one: leave --tp out")
+        raise OptionError(
+            f"--drafter: {model.shards.ranks} ranks cannot share a drafter; leave --tp out"
+        )
     config = read_drafter(read_json(folder / CONFIG, required=True))
     said = read_json(model.checkpoint.path / CONFIG, required=False).get("_name_or_path")
     check_target(config, model.config, str(said or ""))

@@ -396,5 +396,5 @@ def _cache(gib: float | None) -> int | None:
 
 def _positive(option: str, value: int) -> int:
     if value <= 0:
-        raise OptionError(f"{option} {value} must be positive")
+        raise OptionError(f"{option} {value}: give 1 or more")
     return value

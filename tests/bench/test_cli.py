@@ -228,7 +228,7 @@ def test_a_server_that_does_not_answer_is_named(engine: Path, tmp_path: Path) ->
     for words, said in (
         (("http://127.0.0.1:9",), "http://127.0.0.1:9/v1/models does not answer"),
         ((tmp_path / "none",), "there is no engine folder"),
-        ((engine, "--", "--port", "x"), "the server did not start, it ended with 2"),
+        ((engine, "--", "--port", "x"), "the server ended with exit code 2 before it was ready"),
     ):
         done = _run(*words)
         assert done.exit_code == 2 and said in done.stderr.splitlines()[-1], done.stderr
@@ -325,7 +325,7 @@ def test_the_grid_of_spark_arena(server: Scripted) -> None:
     assert len(contexts) == 6 and contexts == {p[:1000] for p in prompts if len(p) == 3048}
     assert len({p for p in prompts if len(p) > 1000}) == 2 * (1 + 2 + 1 + 2)
     for wrong, said in (
-        (("--depth", "99999"), "the server holds 4,096"),
+        (("--depth", "99999"), "have at most 4,096"),
         (("--streams", "0"), "0"),
     ):
         done = CliRunner().invoke(cli.main, ["arena", server.url, *wrong])

@@ -81,7 +81,7 @@ def test_the_times_are_those_of_its_bucket(engine: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("--bucket", "decode_b2"), "the buckets are decode_b1.engine, decode_b32.engine, prefill"),
+        (("--bucket", "decode_b2"), "its buckets are decode_b1.engine, decode_b32.engine, prefill"),
         (("--launch", "0"), "name its bucket too"),
         (("--bucket", "decode_b1", "--launch", "100000"), "has launches 0 to"),
         (("--bucket", "decode_b1", "--launch", "-1"), "has launches 0 to"),
