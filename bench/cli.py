@@ -68,7 +68,9 @@ def main() -> None:
 
 @main.command(params=[*_SHARED])
 @click.option(
-    "--closed", type=COUNT, help="Closed loop: this many requests in flight (the default, with 8)."
+    "--closed",
+    type=COUNT,
+    help="Closed loop: this many requests in flight (the default load, with 8).",
 )
 @click.option("--rate", type=Finite(0, min_open=True), help="Open loop: Poisson arrivals a second.")
 @click.option(
@@ -85,7 +87,7 @@ def main() -> None:
     type=COUNT,
     default=64,
     show_default=True,
-    help="Requests of a run; conversations with --turns or --replay.",
+    help="Requests of a run (conversations, with --turns or --replay).",
 )
 @click.option(
     "--prompts",
@@ -143,7 +145,9 @@ def main() -> None:
     "--processes", type=COUNT, help="Client processes; by default one for four cores, 8 at most."
 )
 @click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write that JSON to a file."
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the result as JSON to this file.",
 )
 @click.option(
     "--plot",
@@ -170,13 +174,13 @@ def serve(target: str, more: tuple[str, ...], **options: Any) -> None:
     "--depth",
     default=",".join(map(str, arena.DEPTHS)),
     show_default=True,
-    help="Context tokens before each prompt.",
+    help="Lengths of the context before each prompt, in tokens.",
 )
 @click.option(
     "--streams",
     default=",".join(map(str, arena.STREAMS)),
     show_default=True,
-    help="Requests at once.",
+    help="Numbers of requests at once.",
 )
 @click.option(
     "--repeats",
@@ -186,7 +190,7 @@ def serve(target: str, more: tuple[str, ...], **options: Any) -> None:
     help="Runs of each cell; the table has their medians.",
 )
 def run_arena(target: str, more: tuple[str, ...], **options: Any) -> None:
-    """Spark Arena's grid: prompts of 2,048 tokens behind contexts, 128 tokens out.
+    """Spark Arena's grid: prompts of 2,048 tokens after contexts, answers of 128.
 
     Depths beyond the server's context are left out. Options after -- go to `spark-run --serve`.
     """
