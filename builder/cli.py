@@ -122,8 +122,8 @@ class _Build(click.Command):
 @click.option(
     "--max-seqs",
     type=int,
-    help=f"Concurrent sequences; by default {budget.MAX_SEQS} on a GPU (fewer if their states do not "
-    f"fit), and {CPU_MAX_SEQS} on a CPU.",
+    help=f"Concurrent sequences; by default {budget.MAX_SEQS} on a GPU (fewer if their states do "
+    f"not fit), and {CPU_MAX_SEQS} on a CPU.",
 )
 @click.option(
     "--kv-tokens",

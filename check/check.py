@@ -140,8 +140,8 @@ def _compare(
     # References are slow, and their results depend on no other level.
     with texts_in_process(other.shown, other.folder, texts, rows, shown.say) as truths:
         _nodes_and_runs(report, candidate, other, recorder, plan, levels, shown)
-        said = (other.label, truths())
-        level = compare_texts(candidate, said, texts, rows, limits, shown)
+        decoded = (other.label, truths())
+        level = compare_texts(candidate, decoded, texts, rows, limits, shown)
     report.levels.append(level)
 
 

@@ -47,8 +47,8 @@ def key_of(work: Work, tactic: Tactic, plan: Plan, texts: Mapping[str, str]) -> 
     name."""
     attrs = dict(sorted(work.attrs.items()))
     specs = [[s.dtype.value, list(s.dims)] for s in (*work.ins, *work.outs)]
-    scene = [sorted(work.cold), work.context]
-    parts: Json = [work.name, tactic.name, attrs, specs, *scene, asdict(plan)]
+    conditions = [sorted(work.cold), work.context]
+    parts: Json = [work.name, tactic.name, attrs, specs, *conditions, asdict(plan)]
     sources = hashlib.sha256(json.dumps(sorted(texts.items())).encode()).hexdigest()
     return hashlib.sha256(canonical_json([parts, sources])).hexdigest()
 

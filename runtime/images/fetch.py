@@ -106,25 +106,25 @@ class Fetcher:
 
     def _target(self, base: str, url: str) -> SplitResult:
         """The parts of a URL that may be fetched, with the host's name in lower case."""
-        said = _shown(url)
+        shown = _shown(url)
         if len(url) > MOST_URL:
-            raise BadImage(f"{said} has {len(url)} characters; at most {MOST_URL} are allowed")
+            raise BadImage(f"{shown} has {len(url)} characters; at most {MOST_URL} are allowed")
         try:
             parts = urlsplit(urljoin(base, url))
             host, port = (parts.hostname or "").rstrip("."), parts.port
             host = f"[{host}]" if ":" in host else host.encode("idna").decode()
         except ValueError:
-            raise BadImage(f"{said} is no URL: send https://…, or a data: URI") from None
+            raise BadImage(f"{shown} is no URL: send https://…, or a data: URI") from None
         if parts.scheme not in PORTS:
-            raise BadImage(f"{said} has the scheme {parts.scheme[:20]!r}: use https, http or data")
+            raise BadImage(f"{shown} has the scheme {parts.scheme[:20]!r}: use https, http or data")
         if "@" in parts.netloc or not re.fullmatch(_NAME, host):
             raise BadImage(
-                f"{said} must have only a host and a port after //, without user or blank"
+                f"{shown} must have only a host and a port after //, without user or blank"
             )
         usual = PORTS[parts.scheme]
         port = usual if port is None else port
         if not any(row.allows(host, port, usual) for row in self._domains):
-            words = f"{said} is at {host[:100]}:{port}, from which images are not fetched"
+            words = f"{shown} is at {host[:100]}:{port}, from which images are not fetched"
             raise BadImage(f"{words}: send a data: URI, or start the server with --media-domains")
         return parts._replace(netloc=host if port == usual else f"{host}:{port}")
 

@@ -296,7 +296,7 @@ def settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a request that were given, and their values."""
     made = {}
     for row in OPTIONS:
-        if row.fills is not None and row.fills[0] is Body and row.said(values[row.name]):
+        if row.fills is not None and row.fills[0] is Body and row.is_given(values[row.name]):
             value = values[row.name]
             made[row.fills[1]] = value if row.turn is None else row.turn(value)
     return made

@@ -1,4 +1,4 @@
-// One message on the screen: what was said, thought and called, its figures, and what can be done.
+// One message on the screen: its text, reasoning and tool calls, its figures, and what can be done.
 
 import { filesView } from "./attachments.js";
 import { copyButton, copyText, count, h, icon, iconButton, say, seconds } from "./dom.js";
