@@ -11,7 +11,7 @@ What is found is printed and written as it comes, to `PART.json.xz` under `--out
 docs/results/ are made from these. A part that dies or says nothing for a while is started again
 behind the case that ended it, which gets a row: wrong, or hung. A later call continues where one
 was cut off: right rows stay while the sources that they were measured of are unchanged; others are
-dropped with a message and measured anew. Exit code 1 where a row is not right.
+dropped with a message and measured again. Exit code 1 where a row is not right.
 `--occupy` fills the other multiprocessors instead of asking the driver for a part.
 """
 
@@ -78,7 +78,7 @@ class Found:
                 self.rows.pop(label, None)
             self.keep()
             count, first = len(said["stale"]), said["stale"][0]
-            return f"{count} rows are of other sources, {first} the first: measured anew"
+            return f"{count} rows are of other sources, {first} the first: measured again"
         if "row" in said:
             row = said["row"] | self.stamp
             self.rows[row["label"]], self.started = row, ""

@@ -90,7 +90,7 @@ def _undated(found: Mapping[str, Row]) -> str:
     named = ", ".join(f"{part} {count}" for part, count in counts.items() if count)
     return named and (
         f"Measured before rows carried a digest of their sources, so perhaps of older kernels than "
-        f"today's, and measured anew by the next run: {named}."
+        f"today's, and measured again by the next run: {named}."
     )
 
 

@@ -91,12 +91,12 @@ class Timings:
         except FileNotFoundError:
             return {}
         except (OSError, UnicodeDecodeError) as error:
-            self.notes.append(f"{self._path} is not readable ({error}): tactics are timed anew")
+            self.notes.append(f"{self._path} is not readable ({error}): tactics are timed again")
             return {}
         try:
             return _parse(json.loads(text))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            self.notes.append(f"{self._path} is damaged ({error!r}): tactics are timed anew")
+            self.notes.append(f"{self._path} is damaged ({error!r}): tactics are timed again")
             return {}
 
 

@@ -62,8 +62,8 @@ def by_expert(entries: Iterable[str]) -> bool:
 
 
 def own_names(entries: Iterable[str]) -> Match:
-    """Names, and `re:` patterns matched from a name's start (compressed-tensors): an entry that
-    names a module that holds others says nothing of these."""
+    """Names, and `re:` patterns matched from a name's start (compressed-tensors): an entry
+    does not apply to the modules inside the one that it names."""
     exact = {e for e in entries if not e.startswith("re:")}
     patterns = [re.compile(e.removeprefix("re:")) for e in entries if e.startswith("re:")]
     return lambda names: any(

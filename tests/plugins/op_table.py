@@ -1,6 +1,6 @@
 """The table of ops in docs/graph.md, written from what the ops declare.
 
-.venv/bin/python -m tests.plugins.op_table      writes it anew
+.venv/bin/python -m tests.plugins.op_table      writes it again
 """
 
 from collections.abc import Iterable
@@ -69,7 +69,7 @@ def _fused(op: Op) -> str:
 
 
 def written(page: str) -> str:
-    """The page with the table anew."""
+    """The page with the table again."""
     before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}{table()}{END}{rest.split(END)[1]}"
 

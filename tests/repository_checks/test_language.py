@@ -45,6 +45,8 @@ BANNED = (
     (r"no one(?:'s)?", "no client, no request, nothing"),
     (r"reckon(?:s|ed|ing)?", "calculate, compute, estimate"),
     (r"nought", "zero"),
+    (r"anew", "again"),
+    (r"lest", "so that … not"),
 )
 # In names of the packages only: in prose they are plain words.
 BANNED_NAMES = (

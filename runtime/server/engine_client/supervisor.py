@@ -27,7 +27,7 @@ from spark_engine.runtime.server.engine_client.engine_process import Death, Engi
 WATCHDOG_S = 10.0
 PING_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-LATE_S = 1.0  # a tick later than this: this process did not run, which says nothing of the engine
+LATE_S = 1.0  # a tick later than this: this process did not run, whatever the engine does
 # The HTTP process keeps the first engine's tokenizer and limits.
 REPLACED = (
     "the folder of engine {} was built again while it was served, and what is there now is not "

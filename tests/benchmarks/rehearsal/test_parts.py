@@ -133,7 +133,7 @@ def test_a_part_that_never_ends_is_not_right(tmp_path: Path) -> None:
     assert len(found.rows) == len(reporter) == rehearsal.TRIES and "gave_up" in found.head
 
 
-def test_rows_of_other_sources_are_measured_anew(
+def test_rows_of_other_sources_are_measured_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows with today's digest are kept; those of the older file, which have none, are not."""
@@ -162,7 +162,7 @@ def test_rows_of_other_sources_are_measured_anew(
     card = H200.card.product
     new = {label: (1.5, digest, card) for label, digest in (("b", "2"), ("c", "3"), ("d", "4"))}
     assert found == {"a": (7.0, "1", None)} | new
-    assert "3 rows are of other sources, b the first: measured anew" in capsys.readouterr().out
+    assert "3 rows are of other sources, b the first: measured again" in capsys.readouterr().out
 
 
 def test_what_died_in_this_call_is_not_tried_again_for_want_of_a_digest(tmp_path: Path) -> None:

@@ -258,7 +258,7 @@ def test_a_clone_that_cannot_be_written_uses_the_cache(
     (tmp_path / "pyproject.toml").touch()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert embedded.engine_folder(checkpoint, tmp_path / "c").is_relative_to(tmp_path / "c")
-    for stale in (True, False):  # an engine of another version cannot be built anew there
+    for stale in (True, False):  # an engine of another version cannot be built again there
         monkeypatch.setattr(embedded, "is_stale", lambda folder, checkpoint, stale=stale: stale)
         found = embedded.engine_folder(checkpoint, tmp_path / "c")
         assert (found == tmp_path / "engines" / "tiny") is not stale

@@ -184,7 +184,7 @@ export class MessageView {
   }
 }
 
-// Whether an answer ended before its end, in its text: a thought or a call is made anew.
+// Whether an answer ended before its end, in its text: a thought or a call is made again.
 function canContinue({ state, finish, content, calls }) {
   const early = state === "stopped" || state === "cut" || state === "error" || (state === "done" && finish === "length");
   return early && Boolean(content?.trim()) && !calls?.length;

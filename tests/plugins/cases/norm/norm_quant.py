@@ -7,6 +7,7 @@ from spark_engine.plugins.common import random_arrays
 from spark_engine.plugins.formats import quantised
 from spark_engine.tensors import Array, DType
 from tests.plugins.cases.awkward import awkward
+from tests.plugins.cases.scales import static_scales
 
 
 def _inputs(attrs: Attrs, rows: int, width: int, dtype: DType = DType.F32) -> Inputs:
@@ -16,7 +17,7 @@ def _inputs(attrs: Attrs, rows: int, width: int, dtype: DType = DType.F32) -> In
         if attrs["add"]:
             operands.append(random_arrays.normal(rng, rows, width, dtype=dtype))
         if quantised.takes_scales(attrs):
-            operands.append(random_arrays.static_scales(rng, int(attrs["n"])))
+            operands.append(static_scales(rng, int(attrs["n"])))
         return tuple(operands)
 
     return make

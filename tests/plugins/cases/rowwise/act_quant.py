@@ -7,6 +7,7 @@ from spark_engine.plugins.common import random_arrays
 from spark_engine.plugins.formats import quantised
 from spark_engine.plugins.ops.rowwise import sigmoid_gate
 from spark_engine.tensors import Array, DType
+from tests.plugins.cases.scales import static_scales
 
 
 def _case(
@@ -34,7 +35,7 @@ def _case(
         )
         if act == "sigmoid_gate":
             operands = sigmoid_gate.arrays(rng, rows, 2, k // 2, dtype)
-        scales = random_arrays.static_scales(rng, n)
+        scales = static_scales(rng, n)
         return (*operands, scales) if quantised.takes_scales(attrs) else operands
 
     label = f"{act} {rows}x{k} {quant} n{n} keep{keep} {dtype}"
