@@ -68,9 +68,7 @@ def main() -> None:
 
 @main.command(params=[*_SHARED])
 @click.option(
-    "--closed",
-    type=COUNT,
-    help="Closed loop: this many requests in flight (the default load, with 8).",
+    "--closed", type=COUNT, help="Closed loop: this many requests in flight; 8 is the default load."
 )
 @click.option("--rate", type=Finite(0, min_open=True), help="Open loop: Poisson arrivals a second.")
 @click.option(
@@ -145,9 +143,7 @@ def main() -> None:
     "--processes", type=COUNT, help="Client processes; by default one for four cores, 8 at most."
 )
 @click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write the result as JSON to this file.",
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write the JSON to a file."
 )
 @click.option(
     "--plot",
@@ -335,19 +331,14 @@ def _refuse_idle(context: click.Context, recorded: bool) -> None:
         for p in context.command.params
         if p.name and context.get_parameter_source(p.name) is not default
     }
-    for name in given:
-        if recorded and name in RANDOM:
-            raise OptionError(
-                f"{given[name]} does nothing with --replay: the trace decides it; leave it out"
-            )
-        if not recorded and name == "own_answers":
-            raise OptionError("--own-answers does nothing without --replay; leave it out")
-        if name in ("every", "stagger") and "bursts" not in given:
-            raise OptionError(f"{given[name]} does nothing without --bursts; leave it out")
-        if name in ("pause", "turn_input") and context.params["turns"] == 1:
-            raise OptionError(
-                f"{given[name]} does nothing without --turns of 2 or more; leave it out"
-            )
+    idle = dict.fromkeys(RANDOM, "with --replay, whose trace decides it") if recorded else {}
+    idle |= {} if recorded else {"own_answers": "without --replay"}
+    if "bursts" not in given:
+        idle |= dict.fromkeys(("every", "stagger"), "without --bursts")
+    if context.params["turns"] == 1:
+        idle |= dict.fromkeys(("pause", "turn_input"), "without --turns of 2 or more")
+    for name in (name for name in given if name in idle):
+        raise OptionError(f"{given[name]} does nothing {idle[name]}: leave it out")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 _ADDRESS = re.compile(r"(?:https?:/{1,2})?(?:www\.)?(?:huggingface\.co|hf\.co)/([^?#]+?)/?")
 _SHA256, _GIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 _NETWORK = {"httpcore", "httpx", "httpx2", "requests", "urllib3"}  # libraries of huggingface_hub
+_ORIGINAL = "look for the model's original repository"
 AGAIN = "remove its folder, and run this again where the hub is reached"
 
 
@@ -226,15 +227,9 @@ def _needed(info: Any) -> tuple[_File, ...]:
             sha256, git = row.lfs.sha256 if row.lfs else None, None if row.lfs else row.blob_id
             files.append(_File(row.rfilename, row.size or 0, sha256, git))
     if not any(f.path == "config.json" for f in files):
-        raise CheckpointError(
-            f"{info.id} on the hub holds no config.json, so it is no checkpoint: look for the "
-            "model's original repository"
-        )
+        raise CheckpointError(f"{info.id} on the hub holds no config.json: {_ORIGINAL}")
     if not any(f.path.endswith(WEIGHTS) for f in files):
-        raise CheckpointError(
-            f"{info.id} on the hub holds no weights as *{WEIGHTS}, the only form that is read: "
-            "look for the model's original repository"
-        )
+        raise CheckpointError(f"{info.id} on the hub holds no weights as *{WEIGHTS}: {_ORIGINAL}")
     return tuple(files)
 
 

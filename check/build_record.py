@@ -97,14 +97,14 @@ class _GreedyRun:
             lengths = [min(SHORT, self._capacity)] * min(rows, self._limits.max_seqs)
             lengths = lengths[: self._place(lengths)]
             tiles = next((n for n in self._prefill if n >= len(lengths)), self._prefill[-1])
-            return self._continue_texts(family, rows, self._prefilled(tiles, lengths), lengths)
+            return self._continue(family, rows, self._prefilled(tiles, lengths), lengths)
         texts = min(max(rows // 2, 1), self._decode[-1])
         shares = [rows * (i + 1) // texts - rows * i // texts for i in range(texts)]
         tile = tile_of(PREFILL)
         lengths = [min(n * tile - 11 * i % 60, self._capacity) for i, n in enumerate(shares)]
         lengths = lengths[: self._place(lengths)]
         least = next(n for n in self._decode if n >= len(lengths))
-        return self._continue_texts(DECODE, least, self._prefilled(rows, lengths), lengths)
+        return self._continue(DECODE, least, self._prefilled(rows, lengths), lengths)
 
     def _prefilled(self, rows: int, lengths: Sequence[int]) -> Texts:
         """The first token after prompts of these lengths, in launches of this bucket."""
@@ -120,9 +120,7 @@ class _GreedyRun:
             texts.update({last[at + i]: [int(tokens[i])] for i in emits})
         return texts
 
-    def _continue_texts(
-        self, family: str, rows: int, texts: Texts, lengths: Sequence[int]
-    ) -> Texts:
+    def _continue(self, family: str, rows: int, texts: Texts, lengths: Sequence[int]) -> Texts:
         """Continues the texts from the states until each has GENERATED tokens."""
         tile = tile_of(family)
         first = True  # the first round has no drafts: the round before it makes them

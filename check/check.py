@@ -237,8 +237,7 @@ def _sessions(one: Loaded, other: Loaded, seed: int) -> list[CheckSession]:
     a, b = one.limits, other.limits
     if (a.vocab, a.page_size) != (b.vocab, b.page_size):
         raise OptionError(
-            f"the engines differ in vocabulary or page size ({a} and {b}): give two engines of one "
-            "checkpoint"
+            f"{a} and {b} differ in vocabulary or page size: give engines of one model"
         )
     # States are shown with their rings folded in, and without what drafts and snapshots add; texts
     # have no rows of images.
@@ -255,10 +254,7 @@ def _common(one: Loaded, other: Loaded) -> list[BucketKey]:
     """Buckets of both engines. Raises OptionError unless one decodes and one prefills."""
     common = sorted(set(one.executors) & set(other.executors))
     if not {family for family, _ in common} >= {DECODE, PREFILL}:
-        raise OptionError(
-            f"the engines have only {common} in common, and one decode and one prefill bucket are "
-            "needed: build both with the same --decode and --prefill"
-        )
+        raise OptionError("the engines share no bucket: build both with one --decode and --prefill")
     return common
 
 

@@ -69,10 +69,9 @@ class _Run:
     ) -> None:
         self._runner, self._decoded, self._tie, self._number = runner, decoded, tie, number
         self._session = session
-        self._texts = {  # nothing was decoded after the last token
-            text.slot: replace(
-                text, ids=(*text.ids[: text.prompt], *decoded.tokens[text.slot][:-1])
-            )
+        tokens = decoded.tokens  # nothing was decoded after the last one
+        self._texts = {
+            text.slot: replace(text, ids=(*text.ids[: text.prompt], *tokens[text.slot][:-1]))
             for text in session.texts
         }
         self._at = {slot: text.prompt for slot, text in self._texts.items()}

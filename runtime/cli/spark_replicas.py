@@ -69,6 +69,7 @@ _GPUS = click.option(
 _RAY = click.option(
     "--ray", metavar="ADDRESS", help="The Ray cluster, e.g. auto or ray://HOST:10001."
 )
+_NUMBER = "Replicas: a number, or a range within which load decides."
 _CLUSTER = click.option(
     "--ray", metavar="ADDRESS", default="auto", show_default=True, help="The Ray cluster."
 )
@@ -95,18 +96,10 @@ def main() -> None:
 @config_file.option(
     NAME, OF_FILE, "Read options of the server from this TOML file, as spark-run has them."
 )
-@click.option(
-    "--replicas",
-    default="1",
-    show_default=True,
-    metavar="N|MIN-MAX",
-    help="Replicas: a number, or a range within which load decides.",
-)
+@click.option("--replicas", default="1", show_default=True, metavar="N|MIN-MAX", help=_NUMBER)
 @_TARGET
 @_GPUS
-@click.option(
-    "--cpus", type=Finite(0), default=1.0, show_default=True, help="CPUs of each replica."
-)
+@click.option("--cpus", type=Finite(0), default=1.0, show_default=True, help="CPUs of a replica.")
 @_RAY
 @_BY
 def run(

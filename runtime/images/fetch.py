@@ -118,9 +118,7 @@ class Fetcher:
         if parts.scheme not in PORTS:
             raise BadImage(f"{shown} has the scheme {parts.scheme[:20]!r}: use https, http or data")
         if "@" in parts.netloc or not re.fullmatch(_NAME, host):
-            raise BadImage(
-                f"{shown} must have only a host and a port after //, without user or blank"
-            )
+            raise BadImage(f"{shown} must have only a host and a port after //")
         usual = PORTS[parts.scheme]
         port = usual if port is None else port
         if not any(row.allows(host, port, usual) for row in self._domains):
@@ -159,9 +157,7 @@ class Fetcher:
             try:
                 return await self._connect(address, port, tls, host)
             except ssl.SSLError as error:
-                raise BadImage(
-                    f"{host} has no valid certificate ({error.reason}): {_DATA}"
-                ) from None
+                raise BadImage(f"{host} has no valid certificate ({error.reason})") from None
             except OSError:
                 continue
         raise BadImage(f"{host} cannot be reached at port {port}: {_DATA}")

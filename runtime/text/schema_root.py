@@ -96,16 +96,13 @@ class Root:
         kind = schema.get("type")
         names = [kind] if isinstance(kind, str) else as_list(kind)
         values = [schema["const"]] if "const" in schema else as_list(schema.get("enum"))
-        type_sets = [
-            frozenset(k for k in names if isinstance(k, str)),
-            frozenset(map(type_of, values)),
-        ]
+        sets = [frozenset(k for k in names if isinstance(k, str)), frozenset(map(type_of, values))]
         for name in ALTERNATIVES:
             parts = [self._types[id(part)] for part in self._parts(schema, name)]
-            type_sets += parts if name == "allOf" else [frozenset().union(*parts)]
-        type_sets = [types for types in type_sets if types]
-        common = reduce(frozenset.intersection, type_sets) if type_sets else frozenset()
-        return _or_null(schema, common or frozenset().union(*type_sets))
+            sets += parts if name == "allOf" else [frozenset().union(*parts)]
+        sets = [types for types in sets if types]
+        common = reduce(frozenset.intersection, sets) if sets else frozenset()
+        return _or_null(schema, common or frozenset().union(*sets))
 
     def _find(self, where: str) -> Any:
         base, _, inner = where.partition("#")

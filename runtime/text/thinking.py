@@ -86,26 +86,26 @@ class Thinking:
 
         Raises RequestError; its `param` is the field that is malformed or contradicts another.
         """
-        requested = _Requested.of(fields, kwargs)
+        asked = _Asked.of(fields, kwargs)
         default = dict(server or {})
-        if requested.effort is not None or (
-            requested.enabled and default.get("reasoning_effort") == "none"
+        if asked.effort is not None or (
+            asked.enabled and default.get("reasoning_effort") == "none"
         ):
             default.pop("reasoning_effort", None)
-        own = _Requested.of({}, default)
-        enabled = own.enabled if requested.enabled is None else requested.enabled
+        own = _Asked.of({}, default)
+        enabled = own.enabled if asked.enabled is None else asked.enabled
         # a template's budget of 0 means off, which a request's "on" overrides
         last = None if enabled and own.budget == 0 else own.budget
-        limit = next((v for v in (requested.budget, budget, last) if v is not None), UNLIMITED)
+        limit = next((v for v in (asked.budget, budget, last) if v is not None), UNLIMITED)
         options = {**default, **(kwargs or {})}
         if enabled is not None:
             options["enable_thinking"] = enabled
             options |= {"thinking": enabled} if isinstance(options.get("thinking"), bool) else {}
-        effort = nearest(requested.effort or own.effort, accepted)
+        effort = nearest(asked.effort or own.effort, accepted)
         options.pop("reasoning_effort", None)
         options |= {} if effort is None else {"reasoning_effort": effort}
         unlimited = not 0 <= limit <= MOST_BUDGET or enabled is False
-        return cls(enabled, None if unlimited else limit, options, requested.shown)
+        return cls(enabled, None if unlimited else limit, options, asked.shown)
 
     def bind(
         self,
@@ -151,16 +151,16 @@ def nearest(effort: str | None, accepted: Collection[str]) -> str | None:
     return min(reversed(known), key=lambda level: abs(_LEVELS.index(level) - place))
 
 
-class _Requested:
+class _Asked:
     @classmethod
-    def of(cls, fields: Mapping[str, Any], kwargs: Mapping[str, Any] | None) -> _Requested:
+    def of(cls, fields: Mapping[str, Any], kwargs: Mapping[str, Any] | None) -> _Asked:
         """Raises RequestError for a malformed field."""
-        requested = cls()
+        asked = cls()
         for name in FIELDS:
-            requested.take(name, name, fields.get(name))
+            asked.take(name, name, fields.get(name))
         for name in _IN_KWARGS:
-            requested.take(name, f"chat_template_kwargs.{name}", (kwargs or {}).get(name))
-        return requested
+            asked.take(name, f"chat_template_kwargs.{name}", (kwargs or {}).get(name))
+        return asked
 
     def __init__(self) -> None:
         self.shown = True
@@ -258,14 +258,14 @@ class _Requested:
             self._switches.append((place, on))
 
 
-def _agreed(requested: Sequence[tuple[str, T]]) -> T | None:
+def _agreed(asked: Sequence[tuple[str, T]]) -> T | None:
     """The one value; None if none is set."""
-    for place, value in requested:
-        first, wanted = requested[0]
+    for place, value in asked:
+        first, wanted = asked[0]
         if value != wanted:
             words = f"{first} ({wanted}) and {place} ({value}) contradict each other: send only one"
             raise _error(place, words)
-    return requested[0][1] if requested else None
+    return asked[0][1] if asked else None
 
 
 def _flag(place: str, value: Any) -> bool:

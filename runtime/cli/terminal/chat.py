@@ -78,17 +78,15 @@ class TerminalChat:
         conversation = self._conversation
         with _interrupts() as stopped:
             prompt, images = self._session.prompt(conversation.prompt(), conversation.thinking)
-            answer = self._session.start(
-                prompt, Body(**conversation.settings), chat=True, images=images
-            )
+            body = Body(**conversation.settings)
+            answer = self._session.start(prompt, body, chat=True, images=images)
             parts = self._show(answer, stopped)
         conversation.reply(parts)
         conversation.totals.add(answer)
         conversation.used = len(answer.prompt) + len(answer.events)
         self._screen.note(figures(answer))
         if conversation.used >= conversation.context:
-            words = f"the context of {conversation.context:,} tokens is full"
-            self._screen.note(f"{words}: /new starts a new chat")
+            self._screen.note(f"all {conversation.context:,} tokens are used: /new starts again")
 
     def _show(self, answer: Answer, stopped: Callable[[], bool]) -> Mapping[Kind, str]:
         parts, screen = dict.fromkeys(Kind, ""), self._screen
