@@ -175,32 +175,32 @@ async def _converse(
     due: float,
     took: list[RequestTiming],
 ) -> None:
-    conversation = LoadConversation(script, server.url)
+    chat = LoadConversation(script, server.url)
     for i, turn in enumerate(script.turns):
         if turn.pause_s:
             due = time.perf_counter() + turn.pause_s
             await _sleep_until(due)
         one = RequestTiming(number, i, due)
         took.append(one)
-        await _request(session, conversation, conversation.body(turn, server.model), one)
+        await _request(session, chat, chat.body(turn, server.model), one)
         if one.error:
             return  # later turns need this answer
-        conversation.answered(turn)
+        chat.answered(turn)
         due = time.perf_counter()
 
 
 async def _request(
-    session: aiohttp.ClientSession, conversation: LoadConversation, body: Json, one: RequestTiming
+    session: aiohttp.ClientSession, chat: LoadConversation, body: Json, one: RequestTiming
 ) -> None:
     data = msgspec.json.encode(body)
     kind = {"Content-Type": "application/json"}
     one.start = time.perf_counter()
     try:
-        async with session.post(conversation.url, data=data, headers=kind) as answer:
+        async with session.post(chat.url, data=data, headers=kind) as answer:
             if answer.status != 200:
                 one.error = f"{answer.status}: {(await answer.text())[:300]}"
             else:
-                await _listen(answer, conversation, one)
+                await _listen(answer, chat, one)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         one.error = f"{type(error).__name__}: {error}"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -211,7 +211,7 @@ async def _request(
 
 
 async def _listen(
-    answer: aiohttp.ClientResponse, conversation: LoadConversation, one: RequestTiming
+    answer: aiohttp.ClientResponse, chat: LoadConversation, one: RequestTiming
 ) -> None:
     """Reads events to the end. Events of one packet have one time."""
     rest, known, ended = b"", 0, False
@@ -228,16 +228,14 @@ async def _listen(
             if chunk.error is not None:
                 one.error = str(chunk.error.get("message", chunk.error))[:300]
                 return
-            known = _take(chunk, conversation, one, known, now)
+            known = _take(chunk, chat, one, known, now)
     if not ended:
         one.error = "the stream ended before it was done"
 
 
-def _take(
-    chunk: Chunk, conversation: LoadConversation, one: RequestTiming, known: int, now: float
-) -> int:
+def _take(chunk: Chunk, chat: LoadConversation, one: RequestTiming, known: int, now: float) -> int:
     """Records an event; returns the number of tokens so far."""
-    has_text = any([conversation.add(choice) for choice in chunk.choices])
+    has_text = any([chat.add(choice) for choice in chunk.choices])
     usage = chunk.usage
     if usage is not None:
         one.prompt_tokens = usage.prompt_tokens

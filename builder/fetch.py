@@ -142,12 +142,7 @@ def _unreachable(hub: Any, error: Exception) -> bool:
 
 
 def _download(
-    hub: Any,
-    name: str,
-    info: Any,
-    shown: Progress,
-    check: _Check,
-    engine: Path | None,
+    hub: Any, name: str, info: Any, shown: Progress, check: _Check, engine: Path | None
 ) -> tuple[Path, tuple[_File, ...]]:
     """The folder, and the files that it must hold according to the hub's `info`. Raises UserErrors
     and the errors of huggingface_hub."""

@@ -19,14 +19,7 @@ from spark_engine.kernel import TARGETS
 from spark_engine.manifest import Fingerprint, Json, canonical_json
 from spark_engine.progress import Advance, ignore
 
-LIBRARIES = (
-    "ml_dtypes",
-    "numpy",
-    "onnx",
-    "onnx-graphsurgeon",
-    "onnxruntime",
-    "spark-engine",
-)
+LIBRARIES = ("ml_dtypes", "numpy", "onnx", "onnx-graphsurgeon", "onnxruntime", "spark-engine")
 CUDA_LIBRARIES = ("cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc")  # they make the cubins
 CHECKPOINT_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt")
 SOURCES = (".py", ".cu", ".cuh", ".json")  # lists and recorded times count too

@@ -75,11 +75,7 @@ class Other:
 
 
 def run_check(
-    engine: Path,
-    against: Path | None,
-    levels: Sequence[str],
-    shown: Progress,
-    seed: int = 0,
+    engine: Path, against: Path | None, levels: Sequence[str], shown: Progress, seed: int = 0
 ) -> CheckReport:
     """Checks the engine folder `engine`; `shown` receives progress messages.
 

@@ -107,9 +107,7 @@ def with_drafter(model: Model, folder: Path) -> Model:
     """
     assert model.checkpoint is not None
     if model.shards.ranks > 1:
-        raise OptionError(
-            f"--drafter: {model.shards.ranks} ranks cannot share a drafter; leave --tp out"
-        )
+        raise OptionError(f"--drafter: {model.shards.ranks} ranks cannot share it; leave --tp out")
     config = read_drafter(read_json(folder / CONFIG, required=True))
     name = read_json(model.checkpoint.path / CONFIG, required=False).get("_name_or_path")
     check_target(config, model.config, str(name or ""))

@@ -100,10 +100,10 @@ class Level:
     launches: int = 0
     first: str = ""
 
-    def settle(self, name: Callable[[Finding], str], outliers: float) -> None:
+    def settle(self, name: Callable[[Finding], str], share: float) -> None:
         """Decides every finding; `first` becomes the name of the first that failed."""
         for finding in self.findings:
-            finding.settle(outliers)
+            finding.settle(share)
         self.first = next((name(f) for f in self.findings if not f.passed), "")
 
     @property
@@ -231,8 +231,6 @@ def _cell(value: float | None) -> str:
 
 def _verdict(finding: Finding) -> str:
     if finding.passed:
-        outliers = (
-            f", {finding.outliers} of {finding.rows} rows are outliers" if finding.outliers else ""
-        )
-        return f"[green]ok{outliers}"
+        few = f", {finding.outliers} of {finding.rows} rows are outliers"
+        return f"[green]ok{few if finding.outliers else ''}"
     return f"[red]{finding.reason} ({finding.where})"

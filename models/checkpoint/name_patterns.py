@@ -35,9 +35,8 @@ def parents(name: str) -> Iterable[str]:
 def wildcards(patterns: Iterable[str]) -> Match:
     """fnmatch patterns (modelopt) against a name or any of its parents."""
     exact = {p for p in patterns if not any(c in p for c in "*?[")}
-    pattern = re.compile(
-        "|".join(fnmatch.translate(p) for p in patterns if p not in exact) or "(?!)"
-    )
+    others = "|".join(fnmatch.translate(p) for p in patterns if p not in exact)
+    pattern = re.compile(others or "(?!)")
 
     @functools.cache  # experts by the thousand have the same parents
     def matched(name: str) -> bool:

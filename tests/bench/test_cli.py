@@ -325,7 +325,7 @@ def test_the_grid_of_spark_arena(server: Scripted) -> None:
     assert len(contexts) == 6 and contexts == {p[:1000] for p in prompts if len(p) == 3048}
     assert len({p for p in prompts if len(p) > 1000}) == 2 * (1 + 2 + 1 + 2)
     for wrong, said in (
-        (("--depth", "99999"), "have at most 4,096"),
+        (("--depth", "99999"), "the server holds 4,096"),
         (("--streams", "0"), "0"),
     ):
         done = CliRunner().invoke(cli.main, ["arena", server.url, *wrong])

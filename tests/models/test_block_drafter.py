@@ -202,7 +202,7 @@ def test_what_a_folder_must_hold(tmp_path: Path, folders: tuple[Path, Path]) -> 
         with pytest.raises(CheckpointError, match=words) as refused:
             planned(checkpoint, options)
         assert "--drafter" in str(refused.value)
-    with pytest.raises(OptionError, match="2 ranks cannot share a drafter; leave --tp out"):
+    with pytest.raises(OptionError, match="2 ranks cannot share it; leave --tp out"):
         planned(checkpoint, Options("cpu", drafter=str(whole), tp=2))
     model, plan = planned(checkpoint, Options("cpu", drafter=str(whole)))
     assert model.has_drafts and plan.limits.drafts == 7
