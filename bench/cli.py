@@ -331,7 +331,7 @@ def _refuse_idle(context: click.Context, recorded: bool) -> None:
         for p in context.command.params
         if p.name and context.get_parameter_source(p.name) is not default
     }
-    idle = dict.fromkeys(RANDOM, "with --replay, whose trace decides it") if recorded else {}
+    idle = dict.fromkeys(RANDOM, "with --replay: the trace decides") if recorded else {}
     idle |= {} if recorded else {"own_answers": "without --replay"}
     if "bursts" not in given:
         idle |= dict.fromkeys(("every", "stagger"), "without --bursts")

@@ -16,6 +16,9 @@ as without options, `--build '--tp 2'` for two ranks. Engines of the published r
 '--target sm_90a --decode 1,8,32,64,128 --prefill 1024,2048,8192 --max-context 1536 --kv-tokens
 163840'`.
 
+`--against '--draft-vocab full'` builds another engine with these options after those of `--build`,
+times it too, and prints how much less or more ENGINE takes.
+
 `--drafts 1,3,auto` times rounds of so many drafts instead, which the draft head of drawn weights
 makes and the target hardly ever keeps; `--acceptance` says how often drafts are to be right, place
 by place, from which the milliseconds of a kept token follow. auto: the k that the engine's table of
@@ -44,7 +47,7 @@ import numpy as np
 from benchmarks.byte_floors import H200_BANDWIDTH, Floor, Work
 from benchmarks.published import folder_of, name_of
 from benchmarks.result_files import ROOT, commit_here, read, write
-from benchmarks.steps.lockstep import SPARE, WARM, Bench, Row, card
+from benchmarks.steps.lockstep import SPARE, WARM, Bench, Row, card, seconds_since_start
 from spark_engine.interface import DECODE, DRAFT_HEAD, PREFILL, PREFILL_TILE, verify_family
 from spark_engine.models.open_model import open_model
 from spark_engine.runtime.engine.request import capacity
@@ -180,7 +183,7 @@ def add_split(bench: Bench, row: Row, last: bool) -> None:
         print(f"  prefill of {tokens}: {spelled(row['prefill_split'])}")
 
 
-def measure_steps(bench: Bench, args: argparse.Namespace, known: Row) -> None:
+def measure_steps(bench: Bench, args: argparse.Namespace, known: Row) -> list[Row]:
     """Rows of steps, and of rounds with --drafts; written after each, so that a failure loses
     nothing."""
     floors, rows = Floors(args.config, bench), list[Row]()
@@ -211,9 +214,22 @@ def measure_steps(bench: Bench, args: argparse.Namespace, known: Row) -> None:
             print(line(rows[-1]), flush=True)
         if args.out:
             save(args.out, rows)
+    return rows
 
 
-def measure_launches(bench: Bench, args: argparse.Namespace, known: Row) -> None:
+def compared(rows: Sequence[Row], others: Sequence[Row]) -> Iterator[str]:
+    """A line for each step or round that both engines were timed with."""
+    other = {(r["npl"], r["ctx"], r["k"]): r["step_ms"] for r in others}
+    own = {(r["npl"], r["ctx"], r["k"]): r["step_ms"] for r in rows}
+    for (npl, ctx, k), ms in own.items():
+        before = other[npl, ctx, k]
+        yield (
+            f"{npl} sequences of {ctx}, k {k}: {ms:.3f} ms, against {before:.3f}: "
+            f"{1 - ms / before:.1%} less"
+        )
+
+
+def measure_launches(bench: Bench, args: argparse.Namespace, known: Row) -> list[Row]:
     """Runs of `steps.launch_times`: each bucket is written as soon as it is measured."""
     from benchmarks.steps import launch_times  # needs the extra `cuda`
 
@@ -244,6 +260,7 @@ def measure_launches(bench: Bench, args: argparse.Namespace, known: Row) -> None
             print(f"  no bucket prefills a sequence of {tokens} tokens", flush=True)
             continue
         keep(launch_times.of_prefill(bench, tokens))
+    return []
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -274,6 +291,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("engine", type=Path, help="engine folder")
     parser.add_argument("config", type=Path, help="the configs it was built from: folder or layout")
     parser.add_argument("--build", metavar="OPTIONS", help="build ENGINE first with these options")
+    parser.add_argument("--against", metavar="OPTIONS", help="of another engine to compare with")
     parser.add_argument("--tp", type=int, help="ranks of the engine that --build makes")
     parser.add_argument("--built-in", type=float, help="seconds that its default build took before")
     usual = "default 1,8,32,64,128; of a default build also 65 and 96"
@@ -295,10 +313,13 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--drawn belongs to --per-launch")
     if args.per_launch and (args.host or not args.graphs or args.acceptance):
         parser.error("--host, --no-graphs and --acceptance do not apply to --per-launch")
+    if args.per_launch and args.against is not None:
+        parser.error("--against compares steps and rounds: leave --per-launch out")
     if args.acceptance and not args.drafts:
         parser.error("--acceptance belongs to --drafts")
-    if args.tp is not None and args.build is None:
-        parser.error("--tp is an option of the build: give --build as well")
+    for name in ("tp", "against"):
+        if getattr(args, name) is not None and args.build is None:
+            parser.error(f"--{name} is an option of the build: give --build as well")
     args.default = args.built_in is not None or (args.build == "" and args.tp is None)
     args.rows = args.rows or (DEFAULT_ROWS if args.default else ROWS)
     return args
@@ -321,29 +342,26 @@ def command(args: argparse.Namespace) -> str:
     places = f"engines/{args.config.name} {name_of(args.config)}"
     numbers = f"--rows {','.join(map(str, args.rows))} --ctx {args.ctx} --steps {args.steps}"
     more = " --build ''" if args.default else ""
+    if args.against is not None:
+        more = f" --build {shlex.quote(args.build)} --against {shlex.quote(args.against)}"
     more += f" --drafts {','.join(args.drafts)}" if args.drafts else ""
     for rates in args.acceptance or ():
         more += f" --acceptance {','.join(f'{rate:g}' for rate in rates)}"
     return f"python -m benchmarks.time_step {places} {numbers}{more}"
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """The command."""
-    args = arguments(words)
-    args.config, before = folder_of(args.config), 0.0
-    if args.build is not None:
-        ranks = f" --tp {args.tp}" if args.tp else ""
-        before = build(args.config, args.engine, args.build + ranks)
+def measured(args: argparse.Namespace, engine: Path, before: float, took: float) -> list[Row]:
+    """Measures an engine: this process spent `before` seconds on something else, and its build
+    `took` so many."""
     drafted = bool(args.drafts) or args.per_launch
-    bench = Bench(args.engine, before, drafted, args.graphs, args.host)
-    print(f"ready after {bench.ready:.2f} s", flush=True)
+    bench = Bench(engine, before, drafted, args.graphs, args.host)
+    print(f"{engine} is ready after {bench.ready:.2f} s", flush=True)
     check_context(capacity(bench.engine.loaded.limits), args)
     manifest = bench.folder.manifest
     known: Row = {"model": args.config.name, "gdn_state": str(manifest.dtypes.state)}
     known |= {"kv": str(manifest.dtypes.kv), "ranks": manifest.ranks}
     if args.default:
-        built = before if args.built_in is None else args.built_in
-        known |= {"build": "default", "build_s": round(built, 1)}
+        known |= {"build": "default", "build_s": round(took, 1)}
     known |= {} if args.graphs else {"graphs": False}
     known |= {"start_to_ready_s": round(bench.ready, 2), "command": command(args)}
     known |= {"commit": args.commit or commit_here(), "date": str(date.today())}
@@ -351,8 +369,26 @@ def main(words: Sequence[str] | None = None) -> None:
         raise SystemExit(
             "--drawn: contexts of an engine of several ranks are computed; leave it out"
         )
-    (measure_launches if args.per_launch else measure_steps)(bench, args, known)
+    rows = (measure_launches if args.per_launch else measure_steps)(bench, args, known)
     bench.engine.close()
+    return rows
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """The command."""
+    args = arguments(words)
+    args.config, took = folder_of(args.config), 0.0
+    if args.build is not None:
+        args.build += f" --tp {args.tp}" if args.tp else ""
+        took = build(args.config, args.engine, args.build)
+    rows = measured(args, args.engine, took, took if args.built_in is None else args.built_in)
+    if args.against is None:
+        return
+    other = args.engine.with_name(f"{args.engine.name}-other")
+    took = build(args.config, other, f"{args.build} {args.against}")
+    args.out = None  # a file has one row of the same work
+    others = measured(args, other, seconds_since_start(), took)
+    print("\n".join(compared(rows, others)))
 
 
 if __name__ == "__main__":

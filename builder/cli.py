@@ -179,9 +179,9 @@ class _Build(click.Command):
 @click.option(
     "--draft-vocab",
     default="auto",
-    metavar="full|auto|N|FILE",
-    help="Ids that are drafted: all, the first N, or those of a file; auto: a list of frequent "
-    "ones if the GPU's memory is slow. The generated tokens stay the same.",
+    metavar="full|auto|list|N|FILE",
+    help="Ids that are drafted: all, a list of frequent ones, the first N, or those of a file; "
+    "auto: the list if the GPU's memory is slow. The generated tokens stay the same.",
 )
 @click.option(
     "--drafter",

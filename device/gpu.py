@@ -201,6 +201,16 @@ class Gpu:
         with self._alone():
             value(driver.cuMemFreeHost(memory.ctypes.data))
 
+    def register(self, memory: Array) -> None:
+        """Page-locks memory that other processes may share; valid until `unregister`."""
+        with self._alone():
+            value(driver.cuMemHostRegister(memory.ctypes.data, memory.nbytes, 0), memory.nbytes)
+
+    def unregister(self, memory: Array) -> None:
+        """Ends `register`."""
+        with self._alone():
+            value(driver.cuMemHostUnregister(memory.ctypes.data))
+
     def upload(self, address: int, array: Array, stream: Stream | None = None) -> None:
         """Queues a copy to the device; `array` is C-contiguous and must not change before."""
         on = self.stream if stream is None else stream

@@ -35,6 +35,11 @@ class DeviceResources:
         self._undo.callback(self.gpu.unpin, memory)
         return memory
 
+    def pin(self, memory: Bytes) -> None:
+        """Page-locks host memory that the caller allocated, and keeps it."""
+        self.gpu.register(memory)
+        self._undo.callback(self.gpu.unregister, memory)
+
     def event(self, timed: bool = False) -> Event:
         """Creates an event."""
         event = self.gpu.event(timed)

@@ -44,6 +44,11 @@ class BucketTactics:
         """Seconds of one launch of the bucket: the sum over its chosen tactics."""
         return sum(choice.seconds for _, choice in self.nodes)
 
+    @property
+    def complete(self) -> bool:
+        """True if every node has a tactic."""
+        return all(choice.tactic is not None for _, choice in self.nodes)
+
 
 def decide(graph: gs.Graph, size: Size, chooser: Chooser) -> BucketTactics:
     return BucketTactics(graph, size, tuple((n, chooser.node(n, size)) for n in graph.nodes))

@@ -25,7 +25,9 @@ LISTED = (
     "in text that the list covers less (docs/operate/drafts.md): --draft-vocab full drafts all"
 )
 DTYPES = ("auto", *DRAFT_DTYPES)
-# A number of first ids, or the ids themselves; "full": all; "auto": the shipped list where it pays.
+# A number of first ids, or the ids themselves; "full": all; "list": those that are shipped; "auto":
+# these where they pay.
+VOCABS = ("full", "auto", "list")
 Vocab = int | tuple[int, ...] | str
 
 
@@ -116,7 +118,12 @@ def decide(
     if dtype == "auto":
         dtype = "nvfp4" if head.nvfp4 and gpu else "checkpoint"
     vocab, notes = requested.vocab, tuple[str, ...]()
-    if vocab == "auto" and head.listed and gpu is not None and gpu.slow:
+    if vocab == "list" and not head.listed:
+        raise OptionError(
+            "--draft-vocab list: the shipped list is of Qwen3.5's vocabulary, for output matrices "
+            "other than FP8 blocks; choose full, auto, a number of ids or a file of them"
+        )
+    if vocab == "list" or vocab == "auto" and head.listed and gpu is not None and gpu.slow:
         vocab = tuple({*head.listed, *(i for i in head.eos if i < ids)})
         notes = (LISTED,)
     shortlist = _ids(vocab, head, ids, LOAD if gpu else 1)
@@ -134,12 +141,12 @@ def parse_drafts(text: str) -> int | None:
 
 
 def parse_vocab(text: str) -> Vocab:
-    """`full`, `auto`, a number of ids, or the ids in the file of that name: a JSON list, or one id
-    a line.
+    """`full`, `auto`, `list`, a number of ids, or the ids in the file of that name: a JSON list, or
+    one id a line.
 
     Raises OptionError for a file that is missing, or holds anything else.
     """
-    if text in ("full", "auto"):
+    if text in VOCABS:
         return text
     if text.isdecimal():
         return int(text)
@@ -148,7 +155,8 @@ def parse_vocab(text: str) -> Vocab:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "the file is no text"
         raise OptionError(
-            f"--draft-vocab {text} is not full, auto, a number of ids or a file of them ({why})"
+            f"--draft-vocab {text} is not {', '.join(VOCABS)}, a number of ids or a file of them "
+            f"({why})"
         ) from error
     except (ValueError, RecursionError) as error:
         raise OptionError(

@@ -61,6 +61,8 @@ def test_the_command_line() -> None:
         ("--drawn", "belongs to --per-launch"),
         ("--per-launch --host", "do not apply to --per-launch"),
         ("--tp 2", "give --build as well"),
+        ("--against x", "--against is an option of the build"),
+        ("--build x --against y --per-launch", "leave --per-launch out"),
         ("--drafts 1,many", "many is neither a number of drafts nor auto"),
         ("--acceptance 0.5", "belongs to --drafts"),
         ("--drafts 1 --acceptance 2", "a share between 0 and 1"),
@@ -82,6 +84,32 @@ def test_a_build_is_a_separate_process_with_the_given_options() -> None:
 
     assert time_step.build(Path("c"), Path("e"), "--tp 2", run) >= 0
     assert ran == [(["-P", "-m", "spark_engine.builder.cli", "c", "-o", "e", "--tp", "2"], True)]
+
+
+def test_two_builds_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built: list[tuple[str, str]] = []
+
+    def build(config: Path, engine: Path, more: str) -> float:
+        built.append((engine.name, more))
+        return 1.0
+
+    def measured(args: Any, engine: Path, before: float, took: float) -> list[dict[str, Any]]:
+        assert args.out == (tmp_path / "out" if engine.name == "e" else None)
+        ms = 3.0 if engine.name == "e" else 4.0
+        return [ROW | {"k": 0}, *(ROW | {"k": 3, "step_ms": ms, "acceptance": a} for a in (1, 2))]
+
+    monkeypatch.setattr(time_step, "build", build)
+    monkeypatch.setattr(time_step, "measured", measured)
+    words = ["--build", "--drafts 3", "--against", "--draft-vocab 9"]
+    places = [str(tmp_path / "e"), "27b:nvfp4", "--out", str(tmp_path / "out")]
+    time_step.main([*places, *words])
+    assert built == [("e", "--drafts 3"), ("e-other", "--drafts 3 --draft-vocab 9")]
+    assert capsys.readouterr().out.splitlines() == [
+        "1 sequences of 4, k 0: 1.000 ms, against 1.000: 0.0% less",
+        "1 sequences of 4, k 3: 3.000 ms, against 4.000: 25.0% less",
+    ]
 
 
 def test_too_short_a_context_is_named() -> None:

@@ -107,6 +107,12 @@ class FakeGpu:
     def unpin(self, memory: Any) -> None:
         del self._pinned[memory.ctypes.data]
 
+    def register(self, memory: Any) -> None:
+        self._make("register")
+        self._pinned[memory.ctypes.data] = memory
+
+    unregister = unpin
+
     def upload(self, address: int, array: Array, stream: object | None = None) -> None:
         assert isinstance(array, np.ndarray) and array.flags.c_contiguous
         assert stream is not None or self.recording is None, "it would become a part of the graph"

@@ -165,7 +165,7 @@ MISTAKES = {
         "build {checkpoint} --mlp-activations fp8", ("--mlp-activations fp8", "leave it out")
     ),
     "a list of ids": Mistake(
-        "build {checkpoint} --draft-vocab many", ("many", "full, auto, a number")
+        "build {checkpoint} --draft-vocab many", ("many", "full, auto, list, a number")
     ),
     "no ids": Mistake("build {checkpoint} --draft-vocab 0", ("--draft-vocab 0", "1")),
     "a length of text": Mistake("build {checkpoint} --draft-suffix 99", ("99", "choose 0 to 16")),

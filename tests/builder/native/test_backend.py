@@ -281,7 +281,7 @@ class ByRows:
 
     free, grain, notes = 0, 1, ()
 
-    def __init__(self, *given: Any) -> None:
+    def __init__(self, *given: Any, compiled: nvrtc.Compiler) -> None:
         self.asked = 0
         for say in given[3:]:
             say("another engine is waited for")

@@ -100,7 +100,9 @@ def test_shortlists_ascend(vocab: Vocab, ids: tuple[int, ...] | None) -> None:
         (GB10, "auto", (0, 5, 7, 90)),
         (rehearsal(GB10, H200), "auto", (0, 5, 7, 90)),
         (H200, "auto", None),
+        (H200, "list", (0, 5, 7, 90)),
         (None, "auto", None),
+        (None, "list", (5, 7, 90)),
         (GB10, "full", None),
         (GB10, 2, (0, 1, 2, 90)),
         (GB10, (3,), (0, 1, 2, 3)),
@@ -113,7 +115,10 @@ def test_the_list_is_for_cards_with_slow_memory(
     head = HeadFacts(512, 128, eos=(90, 200), listed=(7, 5))
     made = decide(DraftRequest(3, vocab=vocab), head, IDS, gpu)
     assert made.head is not None and made.head.shortlist == ids
-    assert ["4 of the 100 ids" in note for note in made.notes] == [True] * (ids == (0, 5, 7, 90))
+    listed = 5 in (ids or ())
+    assert [f"{len(ids or ())} of the 100 ids" in n for n in made.notes] == [True] * listed
+    if vocab == "list":
+        return
     bare = decide(DraftRequest(3, vocab=vocab), HeadFacts(512, eos=(90,)), IDS, gpu)
     assert bare.notes == (), "another vocabulary"
 
@@ -131,6 +136,7 @@ def test_the_list_is_for_cards_with_slow_memory(
         (1, "auto", 0, HEAD, "--draft-vocab 0: give 1 or more"),
         (1, "auto", (99, 100), HEAD, "--draft-vocab: 100 is no id of the model, which has 100"),
         (1, "auto", (), HEAD, "--draft-vocab: the file holds no id"),
+        (1, "auto", "list", HEAD, "--draft-vocab list: .* Qwen3.5's vocabulary"),
     ],
 )
 def test_what_cannot_be(
@@ -167,7 +173,7 @@ def test_ids_of_a_file(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     assert parse_vocab(str(file)) == (3, 1, 2)
     assert parse_vocab("32000") == 32000
-    assert [parse_vocab(word) for word in ("auto", "full")] == ["auto", "full"]
+    assert [parse_vocab(word) for word in ("auto", "full", "list")] == ["auto", "full", "list"]
 
 
 @pytest.mark.parametrize("text", ["1\ntwo", "[1, 2", "[1.5]", "-3", "[true]", "[[1]]", "[null]"])
@@ -180,7 +186,7 @@ def test_what_is_no_list_of_ids(tmp_path: Path, text: str) -> None:
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(
-        OptionError, match=r"not full, auto, a number of ids or a file of them \(No such"
+        OptionError, match=r"not full, auto, list, a number of ids or a file of them \(No such"
     ):
         parse_vocab(str(tmp_path / "none"))
     (tmp_path / "binary").write_bytes(b"\xff\xfe")

@@ -184,7 +184,7 @@ def test_an_engine_without_places_is_refused_with_a_remedy(
     built: tuple[Path, Path, Fake], engine: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = Program.read
-    monkeypatch.setattr(Program, "read", lambda payload: replace(read(payload), places={}))
+    monkeypatch.setattr(Program, "read", lambda *given, **_: replace(read(*given), places={}))
     with pytest.raises(OptionError, match="rebuild it, or use --level layer"):
         _op(built[1], built[0])
 
@@ -194,10 +194,10 @@ def test_an_activation_may_not_be_larger_than_its_place(
 ) -> None:
     read = Program.read
 
-    def far(payload: bytes) -> Program:
+    def far(payload: bytes, places: bool = True) -> Program:
         found = read(payload)
-        places = {n: MemoryOperand("arena", "", 0, 1) for n in found.places}
-        return replace(found, places=places)
+        small = {n: MemoryOperand("arena", "", 0, 1) for n in found.places}
+        return replace(found, places=small)
 
     monkeypatch.setattr(Program, "read", far)
     with pytest.raises(EngineError, match="a place of 1 bytes .* rebuild the engine"):

@@ -412,6 +412,7 @@ SHAPES = (
     ("fp8_linear", 2200, 2117, 256),
     ("fp8_block_linear", 2200, 2120, 400),
     ("fp8_block_linear", 2200, 2117, 256),
+    ("fp8_block_linear", 2200, 2120, 1520),  # three rounds of scales a tile
     ("nvfp4_linear", 1100, 4112, 272),
     ("nvfp4_linear", 1100, 4105, 128),
     ("nvfp4_linear", 128, 64, 5120),  # wgmma over few rows of weights

@@ -112,6 +112,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
             manifest=described, weights_of=lambda rank: tmp_path / "w", check_chunk=lambda *_: None
         )
         owner = native.NativeEngine(where, lambda available: 0, lambda stage: None)
+        owner.wait()
         owners.append(owner)
         executors = {k: owner.open(b.header, b.payload, Path(), 1) for k, b in buckets.items()}
         kept = (None, owner.states, owner.tables)
