@@ -129,7 +129,6 @@ def speeds(row: Published, known: Json, laws: Laws) -> Json:
 
 
 def main() -> None:
-    """The command."""
     machine, measured = predict.nearest(predict.LAUNCHES)
     laws, rows = calibration.laws_of(measured, machine), []
     for row in CHECKPOINTS:

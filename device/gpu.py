@@ -326,17 +326,14 @@ class Gpu:
         value(driver.cuGraphLaunch(graph, self.stream))
 
     def destroy_graph(self, graph: Graph) -> None:
-        """Destroys a graph."""
         value(driver.cuGraphExecDestroy(graph))
 
     def event(self, timed: bool = False) -> Event:
-        """Creates an event."""
         flag = driver.CUevent_flags
         kind = flag.CU_EVENT_DEFAULT if timed else flag.CU_EVENT_DISABLE_TIMING
         return value(driver.cuEventCreate(kind.value))
 
     def destroy_event(self, event: Event) -> None:
-        """Destroys an event."""
         value(driver.cuEventDestroy(event))
 
     def record(self, event: Event, stream: Stream | None = None) -> None:
@@ -349,7 +346,6 @@ class Gpu:
         return value(driver.cuStreamCreate(flag))
 
     def destroy_stream(self, stream: Stream) -> None:
-        """Destroys a stream of `new_stream`."""
         value(driver.cuStreamDestroy(stream))
 
     def wait_for(self, event: Event) -> None:

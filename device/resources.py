@@ -41,7 +41,6 @@ class DeviceResources:
         self._undo.callback(self.gpu.unregister, memory)
 
     def event(self, timed: bool = False) -> Event:
-        """Creates an event."""
         event = self.gpu.event(timed)
         self._undo.callback(self.gpu.destroy_event, event)
         return event

@@ -137,7 +137,6 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _commands(text: str) -> Iterator[list[str]]:
-    """Each simple command's words."""
     for line in _lines(text):
         for part in re.split(r"&&|\||;|>", line):
             try:

@@ -70,7 +70,6 @@ class Rounds:
 
     @property
     def per_round(self) -> float:
-        """Tokens of a round."""
         return self.tokens / sum(self.by_k.values())
 
     def rates(self) -> list[float]:
@@ -162,7 +161,6 @@ def round_ms(text: str) -> dict[int, float]:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """The command line."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("engine", nargs="?", type=Path, help="built with --draft-suffix")

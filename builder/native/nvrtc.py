@@ -139,8 +139,8 @@ def compile_all(
 
 
 class Compiler:
-    """Compiles in `workers` processes what `start` names, while the caller does other work. A
-    context manager; its end drops what has not started."""
+    """Runs `compile` of jobs in `workers` processes while the caller does other work. A context
+    manager: its end cancels the jobs that no process has started."""
 
     def __init__(
         self, target: Target, cache: Path | None, workers: int, folder: Path = SOURCES

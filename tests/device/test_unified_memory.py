@@ -97,7 +97,6 @@ def test_an_engine_that_would_starve_the_host_is_refused_before_anything_is_take
 
 @pytest.fixture(scope="module")
 def of_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An engine of the CPU's executor."""
     base = tmp_path_factory.mktemp("cpu")
     checkpoint = write_checkpoint(base / "checkpoint", {"num_hidden_layers": 4}).path
     options = Options(target="cpu", decode=(1,), prefill=(64,), max_seqs=1, max_context=128)

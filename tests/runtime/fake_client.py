@@ -130,7 +130,6 @@ def inline(
     chat: ChatOptions | None = None,
     allow_priority: bool = False,
 ) -> Inline:
-    """What reads bodies in this process."""
     most = info.limits.max_seqs + client.max_queue
     setup = Setup(info, ("fake",), chat or ChatOptions(), allow_priority, most)
     return Inline(Handler(setup, tokenizer, template))

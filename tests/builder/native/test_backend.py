@@ -41,7 +41,6 @@ def folder(tmp_path: Path, cache: Path) -> Path:
 
 
 def built(folder: Path, target: str = "sm_90a", **kwargs: Any) -> Path:
-    """An engine of a random checkpoint."""
     wishes = {name: kwargs.pop(name) for name in ("invariant", "timing") if name in kwargs}
     options = Options(target=target, **{**SIZES, **kwargs.pop("sizes", {})}, **wishes)
     name = kwargs.pop("name", target)

@@ -44,7 +44,6 @@ def _quiet(text: str) -> None:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Fake]:
-    """(checkpoint, engine, what its kernels are)."""
     folder = tmp_path_factory.mktemp("native")
     checkpoint = folder / "checkpoint"
     write_checkpoint(checkpoint, SHALLOW, format="modelopt_mixed", moe=True, seed=4)

@@ -368,7 +368,6 @@ def tokens(op: str, arrays: tuple[Array, ...], m: int) -> tuple[Array, ...]:
 
 
 def own(op: str) -> int:
-    """Operands that are of tokens."""
     return 2 if op in ("fp8_block_linear", "nvfp4_linear_a8") else 1
 
 

@@ -46,8 +46,6 @@ KEYS: tuple[BucketKey, ...] = (
 
 
 class Bucket:
-    """One bucket's file, and its kernel."""
-
     def __init__(self, key: BucketKey) -> None:
         self.fake = FakeExecutor(LIMITS, *key, Device())
         specs = self.fake.specs

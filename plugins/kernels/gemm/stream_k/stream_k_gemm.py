@@ -82,7 +82,6 @@ class Problem:
 
     @staticmethod
     def of(node: Node, form: StreamKForm) -> Problem:
-        """That of a node."""
         return Problem(*node.shape("tokens", "N", form.k))
 
     @staticmethod
@@ -106,7 +105,7 @@ class StreamKConfig:
         wgmma: Hopper's warpgroup instructions, else mma.sync.
         resident: blocks that a multiprocessor holds, so that the next launch may begin early.
         warps_m: consumer warps that share an m16 tile, each with a part of the tokens.
-        scale_slabs: k-slabs that have their f32 scales in one copy: a round of the ring, or one.
+        scale_slabs: k-slabs that bring their f32 scales together, a round of the ring or one.
     """
 
     block_n: int

@@ -33,7 +33,7 @@ constexpr int SLAB_XS = BLOCK_M * X_SCALE_BYTES;
 #define SCALE_SLABS 1
 #endif
 static_assert(SCALE_SLABS == 1 || SCALE_SLABS == STAGES && STAGE_SLABS == 1, "once a round");
-constexpr int SCALE_ROUNDS = SCALE_SLABS > 1 ? 2 : 1;  // rounds that a stage has scales of
+constexpr int SCALE_ROUNDS = SCALE_SLABS > 1 ? 2 : 1;  // of scales in a stage
 constexpr int STAGE_XS = STAGE_SLABS * SLAB_XS * SCALE_ROUNDS;
 constexpr int OWN = STAGE_X + STAGE_W + STAGE_S + STAGE_XS;
 // wgmma's swizzle counts from a multiple of 1,024 bytes.

@@ -172,8 +172,6 @@ READY, SENT = "(ready)", "(sent)"
 
 
 class Terminal:
-    """The command on a new terminal."""
-
     def __init__(self, words: list[str], home: Path) -> None:
         self.shown, self._at = "", 0
         self._half, self._decoder = "", codecs.getincrementaldecoder("utf-8")("replace")

@@ -52,7 +52,6 @@ def swap(folder: Path, other: Path) -> None:
 
 
 async def answer(client: EngineClient) -> list[int]:
-    """The tokens of a greedy request."""
     box: Mailbox = asyncio.Queue()
     params = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0.0)
     client.submit([Request((5, 6), params)], box, small_engine.SLOTS)

@@ -164,7 +164,6 @@ class Server:
 
 
 async def answer(reader: asyncio.StreamReader) -> bytes:
-    """One answer, headers and all."""
     return await reader.readuntil(b"hello")
 
 

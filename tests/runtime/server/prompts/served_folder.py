@@ -28,7 +28,6 @@ SETUP = Setup(INFO, ("fake",), ChatOptions(), False, 8)
 
 
 def write(folder: Path, template: str = TEMPLATE) -> Path:
-    """The folder."""
     small_tokenizer.write(folder / TOKENIZER)
     (folder / TOKENIZER / "chat_template.jinja").write_text(template)
     return folder

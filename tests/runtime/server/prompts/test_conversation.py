@@ -34,7 +34,6 @@ def _asked(chat: dict[str, Any] | None = None, **fields: Any) -> Any:
 
 
 def _whole(text: str, **fields: Any) -> tuple[Any, list[int]]:
-    """(the choice, which requests were cancelled)."""
     server = ApiClient(text)
     return _post(server, **fields).json()["choices"][0], server.client.cancelled
 

@@ -66,7 +66,6 @@ def run(served: tuple[Run, WorkerPool]) -> Run:
 
 @pytest.fixture
 def pool(served: tuple[Run, WorkerPool], monkeypatch: pytest.MonkeyPatch) -> WorkerPool:
-    """With short limits."""
     monkeypatch.setattr(limits, "LOOK_S", 0.1)
     for lane in served[1].lanes:
         base, more, most = lane.cpu_s
