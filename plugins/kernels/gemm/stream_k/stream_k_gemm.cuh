@@ -8,11 +8,11 @@
 // NVFP4 34816 x 5120, 8 / 32 / 64 / 128 rows: 28 / 34 / 43 / 68 us (log/gemm/stream_k_gemm.md).
 // The including file is the format: ELEMENT_BITS, SCALE_BYTES (an m16 tile's k-slab's), X_BYTES (an
 // activation's), X_SCALE_BYTES (an activation row's k-slab's), FP8_MMA, Raw (what a lane loads),
-// load, decode (to a[step][register]), multiply, and what stream_k_mma.cuh asks for. Weights: see
-// linear_layout.py. Macros: BLOCK_N, BLOCK_M, WARP_TILES, STAGE_SLABS (k-slabs of one), CUT (slabs
-// between cuts, a multiple of it), STAGES, WGMMA, OUT_BF16, RAGGED (n % 16), WHOLE_K (k is whole
-// slabs), RESIDENT (blocks an SM), and if given W_SLABS (packed k-slabs of weights in one), WARPS_M
-// (warps on an m16 tile), BAND (tiles along m), SCALE_SLABS (k-slabs of scales in one copy).
+// load, decode (to a[step][register]), multiply, and what stream_k_mma.cuh asks for.
+// Macros: BLOCK_N, BLOCK_M, WARP_TILES, STAGE_SLABS (k-slabs a stage), CUT (k-slabs between cuts, a
+// multiple of STAGE_SLABS), STAGES, WGMMA, OUT_BF16, RAGGED (n % 16), WHOLE_K (k is whole k-slabs),
+// RESIDENT (blocks an SM); if given W_SLABS (packed k-slabs of weights in one), WARPS_M (warps that
+// share an m16 tile), BAND (tiles along m of a band), SCALE_SLABS (k-slabs of scales in a copy).
 #pragma once
 #include "gemm/stream_k/stream_k_epilogue.cuh"
 #if WGMMA
