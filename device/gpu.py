@@ -201,6 +201,11 @@ class Gpu:
         with self._alone():
             value(driver.cuMemFreeHost(memory.ctypes.data))
 
+    @property
+    def registers(self) -> bool:
+        """True if it page-locks memory that it did not allocate."""
+        return bool(attribute(self._device, "HOST_REGISTER_SUPPORTED"))
+
     def register(self, memory: Array) -> None:
         """Page-locks memory that other processes may share; valid until `unregister`."""
         with self._alone():

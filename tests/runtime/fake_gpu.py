@@ -40,7 +40,7 @@ class FakeGpu:
     those that make or queue something, that raises."""
 
     free_bytes, total_bytes, integrated = 1 << 30, 4 << 20, False
-    shared_by_mps = False
+    shared_by_mps, registers = False, True
     multiprocessors = 132
     per_multiprocessor = 1  # blocks, of any kernel
 
