@@ -17,7 +17,7 @@ from spark_engine.builder.native.tactics import Work
 from spark_engine.kernel import Plan, Tactic
 from spark_engine.manifest import Json
 
-FORMAT = 1
+FORMAT = 2  # of 1 are times with delays of the host in them
 # "... x86_64 Kernel Module  535.104.05 ...", "... Open Kernel Module for x86_64  570.86.15 ..."
 _DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+(\d[\d.]*)")
 
