@@ -212,10 +212,10 @@ def planned(checkpoint: Path, options: Options) -> tuple[Model, BuildPlan]:
     if options.drafter is not None:
         model = with_drafter(model, Path(options.drafter))
     plan = resolve(options, facts_of(model))
-    unsure = options.drafts is None or model.drafter is not None
-    if plan.draft and unsure and (fault := head_fault(model)):
-        if model.drafter is not None:
-            raise CheckpointError(f"--drafter {options.drafter}: {fault}")
+    block, unsure = model.drafter is not None, options.drafts is None
+    if plan.draft and block and (fault := head_fault(model, block=True)):
+        raise CheckpointError(f"--drafter {options.drafter}: {fault}")
+    if plan.draft and model.has_head and (unsure or block) and (fault := head_fault(model)):
         model = replace(model, draft_note=fault)
         plan = resolve(options, facts_of(model))
     why = model.vision_note if options.vision and model.ignored.get(VISION) else ""

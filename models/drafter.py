@@ -101,7 +101,7 @@ def _norm(module: str, size: int) -> Tensor:
 
 
 def with_drafter(model: Model, folder: Path) -> Model:
-    """The model with the drafter in `folder` in place of a draft head.
+    """The model with the drafter in `folder`, next to its draft head if it has one.
 
     Raises CheckpointError for a folder that holds no drafter, or one of another model.
     """
@@ -130,14 +130,12 @@ def with_drafter(model: Model, folder: Path) -> Model:
     found = {n: TensorSpec(n, t.dtype, t.shape) for n, t in own.items()}
     drafts = {row.module: Scheme.PLAIN for row in rows if isinstance(row, Linear)}
     named = [replace(e, name=BLOCK_DRAFTER + e.name) for e in expected.values()]
-    others = {n: e for n, e in model.expected.items() if e.part != MTP}
     return replace(
         model,
-        table=replace(model.table, drafts=MappingProxyType(drafts)),
-        expected={**others, **{e.name: e for e in named}},
+        table=replace(model.table, drafts=MappingProxyType({**model.table.drafts, **drafts})),
+        expected={**model.expected, **{e.name: e for e in named}},
         tensors=MappingProxyType({**model.tensors, **found}),
         checkpoint=joined,
-        draft_note="",
         drafter=config,
     )
 

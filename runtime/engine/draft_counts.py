@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-MTP = "mtp"  # the source of the drafts that the model's own head makes
+# What makes drafts: the model's own head, the text where it matches, a block drafter.
+SOURCES = MTP, COPIED, BLOCKS = "mtp", "text", "dflash"
 
 
 @dataclass(slots=True)
