@@ -22,6 +22,8 @@ HEAD_DRAFTS = 3  # of a round: more are a block drafter's, where there is one
 # what makes drafts ("draft.0." the first).
 DRAFT_HEAD, BLOCK_DRAFTER, DRAFT_STEP = "mtp.", "dflash.", "draft."
 HEADS = (DRAFT_HEAD, BLOCK_DRAFTER)
+# What makes drafts, by the names of counts: a head, the text where it matches, a block drafter.
+SOURCES = MTP, COPIED, BLOCKS = "mtp", "text", "dflash"
 ID_PAGES = "id_pages"  # the state that holds the ids of a sequence's tokens
 MOST_MATCH = 16  # ids of a repetition that are compared; a longer one counts as so long
 STATE_OUT = ".out"

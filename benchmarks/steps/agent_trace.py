@@ -1,7 +1,7 @@
 """What drafts from the text bring to a recorded conversation of an agent that edits files.
 
 `python -m benchmarks.steps.agent_trace [ENGINE]` takes `bench/agent.json` (`--replay FILE`: another
-recording) and the embedded model's tokenizer. It prints tokens per round in up to three ways:
+recording) and the embedded model's tokenizer. It prints tokens per round, up to three times:
 
 - counted: the recorded answers without an engine. Each round has the drafts that `match_drafts`
   finds before the recorded position; a draft is kept where the recorded id is the same. The rates

@@ -7,7 +7,7 @@ buckets get one more small launch for each choice (some 2 us), onnxruntime's a f
 sequence at a time; a draft head, or none.
 
 What each round keeps follows from the script, so the host knows it when it launches the next one.
-An engine whose drafts differ from what `match_drafts` defines says something else than its script.
+If drafts differ from what `match_drafts` defines, the engine says something else than its script.
 """
 
 import tempfile
@@ -111,7 +111,7 @@ class Scripted:
         return getattr(self.inner, name)
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
-        """Launches a round whose tokens are the script's."""
+        """Launches a round of the script's tokens."""
         self._write(buffers, *self._script.round(int(buffers["counts"][0]), self._k))
         wait: Wait = self.inner.launch(buffers)
         return wait

@@ -172,7 +172,7 @@ class DraftRound:
 
     @property
     def _owner(self) -> str:
-        """Whose the rows of the shortlist are, which head and drafter share."""
+        """The name under which head and drafter share the rows of the shortlist."""
         owner = self.head or self.drafter
         assert owner
         return owner.name

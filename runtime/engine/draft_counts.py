@@ -6,9 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-# What makes drafts: the model's own head, the text where it matches, a block drafter.
-SOURCES = MTP, COPIED, BLOCKS = "mtp", "text", "dflash"
-
 
 @dataclass(slots=True)
 class DraftCounts:

@@ -17,8 +17,11 @@ from pathlib import Path
 from spark_engine.errors import InternalError, OptionError, RequestError
 from spark_engine.interface import (
     BLOCK_DRAFTER,
+    BLOCKS,
+    COPIED,
     DECODE,
     DRAFT_HEAD,
+    MTP,
     PREFILL,
     PREFILL_TILE,
     drafts_by_block,
@@ -28,7 +31,7 @@ from spark_engine.progress import Progress
 from spark_engine.runtime.engine.constraint import Grammars
 from spark_engine.runtime.engine.disk.cache_folder import CacheFolder
 from spark_engine.runtime.engine.disk.disk_cache import DISK_BYTES, DiskCache
-from spark_engine.runtime.engine.draft_counts import BLOCKS, COPIED, MTP, DraftCounts
+from spark_engine.runtime.engine.draft_counts import DraftCounts
 from spark_engine.runtime.engine.load import GIB, Loaded, load
 from spark_engine.runtime.engine.masks import Masks
 from spark_engine.runtime.engine.policy.pacing import BALANCED, PrefillPolicy

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from spark_engine.runtime.engine.draft_counts import COPIED, SOURCES
+from spark_engine.interface import COPIED, SOURCES
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class EngineSizes:
     time. `verify`: the buckets of rounds of 1, 2, … drafts; `fixed`: each round has as many drafts
     as possible. `snapshots`: rows of `snapshot_bytes` for the prefix cache; `cache_bytes`: its
     budget, 0 for none. `image_rows`: of the pool of images, 0 for none. `makers`: what makes the
-    drafts of rounds of 0, 1, 2, … drafts, of `draft_counts.SOURCES`; where that is the text, there
+    drafts of rounds of 0, 1, 2, … drafts, of `interface.SOURCES`; where that is the text, there
     is neither a draft head nor a block drafter. `suffix`: texts are drafted from, too.
     """
 

@@ -24,8 +24,8 @@ from itertools import repeat
 import numpy as np
 
 from spark_engine.errors import InternalError
-from spark_engine.interface import PREFILL, drafts_of
-from spark_engine.runtime.engine.draft_counts import SOURCES, BySource, DraftCounts
+from spark_engine.interface import PREFILL, SOURCES, drafts_of
+from spark_engine.runtime.engine.draft_counts import BySource, DraftCounts
 from spark_engine.runtime.engine.masks import EndedSequences, Masks
 from spark_engine.runtime.engine.plan import Batch, StepPlan
 from spark_engine.runtime.engine.policy.draft_depth import Ints

@@ -30,8 +30,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from spark_engine.interface import DECODE, verify_family
-from spark_engine.runtime.engine.draft_counts import BLOCKS, COPIED, MTP, SOURCES
+from spark_engine.interface import BLOCKS, COPIED, DECODE, MTP, SOURCES, verify_family
 from spark_engine.runtime.engine.policy.step_costs import StepCosts
 from spark_engine.runtime.engine.sequence import Sequence as Request
 
