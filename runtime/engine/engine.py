@@ -376,9 +376,11 @@ class Engine:
 
     def _makers(self) -> tuple[str, ...]:
         """What makes the drafts of rounds of 0, 1, 2, … drafts."""
-        most, names = self.loaded.limits.drafts, [s.spec.name for s in self.loaded.states]
+        limits, names = self.loaded.limits, [s.spec.name for s in self.loaded.states]
         head, block = (any(n.startswith(h) for n in names) for h in (DRAFT_HEAD, BLOCK_DRAFTER))
         if not (head or block):
-            return (COPIED,) * (1 + most)
-        by_block = (block and (not head or drafts_by_block(k, most)) for k in range(1 + most))
-        return tuple(BLOCKS if one else MTP for one in by_block)
+            return (COPIED,) * (1 + limits.drafts)
+        return tuple(
+            BLOCKS if block and (not head or drafts_by_block(k, limits.drafts)) else MTP
+            for k in range(1 + limits.drafts)
+        )

@@ -310,7 +310,7 @@ class Loop:
             counts.sampled += 1
             seq.accepted += draft > 0
             if draft and seq.by_source is not None:
-                seq.by_source[seq.source].kept[draft - 1] += 1
+                seq.by_source[seq.draft_source].kept[draft - 1] += 1
             known, reason = seq.tokens, None
             known.append(token)
             if token in seq.stop_ids or len(known) >= seq.limit:
@@ -359,8 +359,8 @@ class Loop:
             seq.unverified -= most
             seq.drafted += most
             if seq.by_source is not None:
-                seq.source = SOURCES[source[row]]
-                seq.by_source[seq.source].reach(most)
+                seq.draft_source = SOURCES[source[row]]
+                seq.by_source[seq.draft_source].reach(most)
         self._count_drafts(batch, source, offered, kept)
         index = np.arange(1 + drafts_of(batch.family))
         seqs = [s for s, n in zip(batch.seqs, accepted.tolist(), strict=True) for _ in range(n)]
