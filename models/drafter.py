@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from spark_engine.errors import CheckpointError, OptionError
+from spark_engine.errors import CheckpointError
 from spark_engine.interface import BLOCK_DRAFTER
 from spark_engine.models.checkpoint.expected_tensors import MTP, Expected
 from spark_engine.models.checkpoint.files import Checkpoint, open_checkpoint, read_json
@@ -101,13 +101,12 @@ def _norm(module: str, size: int) -> Tensor:
 
 
 def with_drafter(model: Model, folder: Path) -> Model:
-    """The model with the drafter in `folder`, next to its draft head if it has one.
+    """The model with the drafter in `folder`, next to its draft head if it has one. Each of several
+    ranks has all of it.
 
     Raises CheckpointError for a folder that holds no drafter, or one of another model.
     """
     assert model.checkpoint is not None
-    if model.shards.ranks > 1:
-        raise OptionError(f"--drafter: {model.shards.ranks} ranks do not share one: leave --tp out")
     config = read_drafter(read_json(folder / CONFIG, required=True))
     said = read_json(model.checkpoint.path / CONFIG, required=False).get("_name_or_path")
     check_target(config, model.config, str(said or ""))

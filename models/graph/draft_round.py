@@ -111,7 +111,7 @@ class DraftRound:
             last = i == drafts - 1
             with w.over([w["slots"], starts, counts], tile=1, scope=f"draft.{i}."):
                 y, pages = head.step(w, x, pages, _updates(states, last))
-                logits = self._logits(w, y, debug)
+                logits = self._logits(w, y, whole=debug)  # a debug output has all ids
                 if debug:
                     w.output(y)
                     w.output(logits)
@@ -132,7 +132,7 @@ class DraftRound:
         """The state with the next round's drafts, made in one pass."""
 
         def logits(z: gs.Variable) -> tuple[gs.Variable, list[gs.Variable]]:
-            made = self._logits(w, z, debug)
+            made = self._logits(w, z, whole=True)
             if debug:
                 w.output(z)
                 w.output(made)
@@ -141,11 +141,11 @@ class DraftRound:
         embedding = self.network.embedded(w)
         return drafter.draft(w, ids, accepted, embedding, logits, last=not w.limits.suffix)
 
-    def _logits(self, w: Writer, y: gs.Variable, debug: bool) -> gs.Variable:
-        """f32 [rows, V], or of the ids that may be drafted, or of those that a rank has."""
+    def _logits(self, w: Writer, y: gs.Variable, whole: bool) -> gs.Variable:
+        """f32 [rows, V], or of the ids that may be drafted; or unless `whole`, of those that a rank
+        has."""
         if self.shortlist is None:
-            # A debug output has all ids, also with ranks.
-            make = self.network.all_logits if debug else self.network.logits
+            make = self.network.all_logits if whole else self.network.logits
             return make(w, y, "logits")
         head = self.network.head
         name = head.module if isinstance(head, Linear) else self.network.embedding.module

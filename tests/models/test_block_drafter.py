@@ -15,7 +15,7 @@ from spark_engine.builder.build import planned
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.graph_checks import Subject, verify
 from spark_engine.builder.plan.options import Options
-from spark_engine.errors import CheckpointError, OptionError
+from spark_engine.errors import CheckpointError
 from spark_engine.interface import Limits, Precision
 from spark_engine.models.build_network import build_network
 from spark_engine.models.draft_options import DraftOptions
@@ -226,8 +226,6 @@ def test_what_a_folder_must_hold(tmp_path: Path, folders: tuple[Path, Path]) -> 
         with pytest.raises(CheckpointError, match=words) as refused:
             planned(checkpoint, options)
         assert "--drafter" in str(refused.value)
-    with pytest.raises(OptionError, match="2 ranks do not share one: leave --tp out"):
-        planned(checkpoint, Options("cpu", drafter=str(whole), tp=2))
     model, plan = planned(checkpoint, Options("cpu", drafter=str(whole)))
     assert model.has_drafts and plan.limits.drafts == 7
 
