@@ -205,10 +205,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       sums[(base + share + i * SHARES) * D + dim] = s.sum[i] * (coded ? kv_scale[1] : 1.0f);
 #pragma unroll
   for (int i = 0; i < OWN; ++i)
-    if (lane == 0 && warp + i * WARPS < QUERIES) {
-      float* of = stats + (base + warp + i * WARPS) * 2;
-      of[0] = s.top[i], of[1] = s.total[i];
-    }
+    if (lane == 0 && warp + i * WARPS < QUERIES)
+      ((float2*)stats)[base + warp + i * WARPS] = make_float2(s.top[i], s.total[i]);
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) last = count_up(arrived + group) == active - 1;
