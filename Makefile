@@ -15,7 +15,7 @@ TORCH := torch==2.13.0
 PACKAGES := bench builder check device models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: lock ranks run figures test pytest kernels lint types mutants mutation abuse fuzz forms newcomer served soak soak-server soak-models batch replicas page clients agents dist clean
+.PHONY: lock ranks run figures test pytest kernels lint types mutants mutation abuse fuzz forms newcomer soak soak-server soak-models batch replicas page clients agents dist clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -104,11 +104,6 @@ abuse: $(VENV)/.test
 # much as in `make test`: some minutes.
 fuzz: $(VENV)/.test
 	$(BIN)/pytest --timeout 3000 --hypothesis-profile fuzz tests/runtime/server/api/test_fuzz.py
-
-# spark-bench over the embedded model: every arrival process, conversations and agents with cached
-# prompts, profiles. Some minutes.
-served: $(VENV)/.test
-	$(BIN)/python -m tests.soak.served
 
 # Generated traces of requests, 25 times as many as in `make test`, with drafts and without: a
 # quarter of an hour.

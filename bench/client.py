@@ -43,16 +43,12 @@ class EventDelta(msgspec.Struct):
 
 
 class EventChoice(msgspec.Struct):
-    """The choice of an event."""
-
     text: str | None = None
     delta: EventDelta | None = None
     token_ids: list[int] | None = None
 
 
 class Chunk(msgspec.Struct):
-    """One event."""
-
     choices: list[EventChoice] = []
     usage: Usage | None = None
     error: Json | None = None

@@ -85,7 +85,6 @@ class Arrivals:
 
     @property
     def words(self) -> str:
-        """The arrival process, in words."""
         if self.closed is not None:
             return f"{self.closed} at a time"
         if self.rate is not None:

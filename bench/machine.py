@@ -70,7 +70,6 @@ class Watch:
 
     @property
     def samples(self) -> int:
-        """The number of samples."""
         return sum(map(len, self._rows.values()))
 
     def summary(self) -> dict[str, Json]:

@@ -24,7 +24,6 @@ GOODPUT = (("goodput_s", "requests/s within the targets", 2), ("good_share", "th
 
 
 def show(result: Json, console: Console) -> None:
-    """Prints it."""
     runs, spread = result["runs"], result["spread"]
     first = runs[0]
     words = f"{result['model']}: {first['requests']} requests, {result['load']}"

@@ -50,8 +50,6 @@ class Work:
 
 @dataclass(frozen=True)
 class Floor:
-    """The floors of one model."""
-
     model: Model
 
     def parts(self, work: Work) -> Mapping[str, float]:

@@ -175,7 +175,6 @@ def _paged_attention(work: Work) -> Amounts:
 
 
 def _vision_attention(work: Work) -> Amounts:
-    """Every patch with every other one."""
     (tokens, width), plain = work.outs[0].dims, _plain(work)
     return Amounts(plain.cold, plain.warm, 4.0 * tokens * tokens * width, "bf16")
 
@@ -217,14 +216,12 @@ def _weights(work: Work) -> float:
 
 
 def _activations(work: Work) -> list[TensorSpec]:
-    """What other nodes made for it."""
     pairs = zip(operands(work), work.ins, strict=True)
     kept = (Role.STATE, Role.TABLE, Role.STEP)
     return [s for i, (o, s) in enumerate(pairs) if i not in work.cold and o.role not in kept]
 
 
 def _fresh(work: Work) -> list[TensorSpec]:
-    """Results that are no states."""
     aliases = work.op.aliases(work.attrs) if work.op is not None else {}
     return [s for i, s in enumerate(work.outs) if i not in aliases]
 

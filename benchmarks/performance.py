@@ -338,7 +338,6 @@ def filled(text: str) -> str:
 
 
 def main() -> None:
-    """Writes the pages."""
     for page in PAGES:
         page.write_text(filled(page.read_text()))
 

@@ -161,7 +161,6 @@ class Published:
 
     @property
     def weights(self) -> str:
-        """What a table calls its format."""
         return FORMATS[self.layout.partition(":")[2]][0]
 
 
@@ -206,7 +205,6 @@ Qwen/Qwen3.5-397B-A17B-GPTQ-Int4          397b-a17b:int4
 
 
 def config_of(layout: str) -> Json:
-    """The config.json of a layout."""
     name, _, format = layout.partition(":")
     size, (_, rule) = SIZES[name], FORMATS[format]
     base = "qwen36-35b-a3b" if "num_experts" in size else "qwen36-27b"

@@ -85,7 +85,6 @@ def losses(models: Sequence[str], target: Target) -> Iterator[tuple[str, dict[st
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="*", type=Path, help="of benchmarks.time_op --out")
     parser.add_argument("--architecture", default="sm_90a", help="the file in plugins/tuning")

@@ -14,7 +14,6 @@ MODELS = ("qwen36-27b", "qwen36-35b-a3b")  # folders of CONFIGS
 
 
 def read(path: Path) -> Any:
-    """The value in a file."""
     data = path.read_bytes()
     return json.loads(lzma.decompress(data) if path.suffix == ".xz" else data)
 

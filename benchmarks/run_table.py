@@ -132,7 +132,6 @@ class Runner:
         self._summary = out / "summary.tsv"
 
     def done(self) -> set[str]:
-        """The stages that succeeded before."""
         lines = self._summary.read_text().splitlines() if self._summary.is_file() else []
         return {line.split("\t")[0] for line in lines if line.split("\t")[1] == "0"}
 
@@ -173,7 +172,6 @@ class Runner:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--engines", type=Path, help="folder of engines; default DIR.engines")

@@ -229,7 +229,6 @@ def time_load(engine: Engine, grid: tuple[int, int], args: argparse.Namespace) -
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("layouts", nargs="+", metavar="LAYOUT")
     parser.add_argument("--engines", type=Path, default=Path("engines"), help="folder of engines")

@@ -51,7 +51,6 @@ class Wanted:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The options of its build."""
         context, most = PROMPT + 1024, max(self.rows)
         found = {"decode": self.rows, "prefill": (PROMPT,), "max_context": context, "drafts": 0}
         return found | {"max_seqs": most, "kv_tokens": max(most * (CONTEXT + 256), context)}

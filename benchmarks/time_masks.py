@@ -77,7 +77,6 @@ def time_masks(matcher: Matcher, ids: list[int]) -> list[float]:
 
 
 def main() -> None:
-    """Prints the table."""
     with tempfile.TemporaryDirectory() as given:
         folder = qwen_vocabulary.write(Path(given))
         tokenizer = Tokenizer.load(folder)

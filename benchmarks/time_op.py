@@ -165,7 +165,6 @@ def line(shape: Shape, times: Times, target: Target) -> str:
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("ops", help="names of ops, a list; or all")
@@ -208,7 +207,6 @@ def asked(args: argparse.Namespace, target: Target) -> Iterator[Shape]:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """The command."""
     args = arguments(words)
     target = CARDS[args.card] if args.predict else target_here()
     names = args.tactics.split(",") if args.tactics else None

@@ -126,7 +126,6 @@ def upload(size: int, folder: Path) -> None:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("/tmp"))
     parser.add_argument("--build", type=Path, metavar="CONFIG", help="build the engine first")

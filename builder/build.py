@@ -168,10 +168,7 @@ def choose_kernels(
     progress: Progress,
 ) -> None:
     """Chooses tactics and compiles their kernels."""
-    if backend.timed:
-        clock.start("compile", "the kernels of tactics that compete")
-        backend.compile_candidates(graphs, clock.advance)
-    clock.start("choose", "tactics")
+    clock.start("choose", "tactics" + " by their times" * backend.timed)
     backend.choose(graphs, progress)
     clock.start("compile", f"the chosen kernels for {target}")
     backend.compile(clock.advance)

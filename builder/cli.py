@@ -56,8 +56,6 @@ def _listed(sizes: tuple[int, ...]) -> str:
 
 
 class _Build(click.Command):
-    """`spark-build`."""
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses as click does; NoSuchOption for another server's option names ours."""
         try:

@@ -32,7 +32,6 @@ class StageClock:
 
     @property
     def stage(self) -> str:
-        """The current stage."""
         return self._starts[-1][0] if self._starts else ""
 
     def seconds(self) -> dict[str, float]:

@@ -46,12 +46,13 @@ def queueing(
     `args` are addresses and numbers in the order of `shape.kinds`. `configs`: those made before for
     this stream, which the caller keeps, since a bucket has few distinct shapes.
     """
-    config = None if configs is None else configs.get(shape)
-    if config is None:
-        config = _config(stream, shape)
+    known = None if configs is None else configs.get(shape)
+    if known is None:
+        known = _config(stream, shape), tuple(_TYPES[kind] for kind in shape.kinds)
         if configs is not None:
-            configs[shape] = config
-    given = tuple(args), tuple(_TYPES[kind] for kind in shape.kinds)
+            configs[shape] = known
+    config, types = known
+    given = tuple(args), types
 
     def queue() -> None:
         value(driver.cuLaunchKernelEx(config, function, given, 0))

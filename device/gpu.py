@@ -201,6 +201,21 @@ class Gpu:
         with self._alone():
             value(driver.cuMemFreeHost(memory.ctypes.data))
 
+    @property
+    def registers(self) -> bool:
+        """True if it page-locks memory that it did not allocate."""
+        return bool(attribute(self._device, "HOST_REGISTER_SUPPORTED"))
+
+    def register(self, memory: Array) -> None:
+        """Page-locks memory that other processes may share; valid until `unregister`."""
+        with self._alone():
+            value(driver.cuMemHostRegister(memory.ctypes.data, memory.nbytes, 0), memory.nbytes)
+
+    def unregister(self, memory: Array) -> None:
+        """Ends `register`."""
+        with self._alone():
+            value(driver.cuMemHostUnregister(memory.ctypes.data))
+
     def upload(self, address: int, array: Array, stream: Stream | None = None) -> None:
         """Queues a copy to the device; `array` is C-contiguous and must not change before."""
         on = self.stream if stream is None else stream
@@ -316,22 +331,24 @@ class Gpu:
         value(driver.cuGraphLaunch(graph, self.stream))
 
     def destroy_graph(self, graph: Graph) -> None:
-        """Destroys a graph."""
         value(driver.cuGraphExecDestroy(graph))
 
     def event(self, timed: bool = False) -> Event:
-        """Creates an event."""
         flag = driver.CUevent_flags
         kind = flag.CU_EVENT_DEFAULT if timed else flag.CU_EVENT_DISABLE_TIMING
         return value(driver.cuEventCreate(kind.value))
 
     def destroy_event(self, event: Event) -> None:
-        """Destroys an event."""
         value(driver.cuEventDestroy(event))
 
     def record(self, event: Event, stream: Stream | None = None) -> None:
         """Queues the event."""
         value(driver.cuEventRecord(event, self.stream if stream is None else stream))
+
+    def mark(self, event: Event) -> None:
+        """Records the event as a part of the graph that is captured: every replay reaches it."""
+        flag = driver.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL.value
+        value(driver.cuEventRecordWithFlags(event, self.stream, flag))
 
     def new_stream(self) -> Stream:
         """Creates a stream that waits for no other; `upload` and `record` take it."""
@@ -339,7 +356,6 @@ class Gpu:
         return value(driver.cuStreamCreate(flag))
 
     def destroy_stream(self, stream: Stream) -> None:
-        """Destroys a stream of `new_stream`."""
         value(driver.cuStreamDestroy(stream))
 
     def wait_for(self, event: Event) -> None:

@@ -35,8 +35,14 @@ class DeviceResources:
         self._undo.callback(self.gpu.unpin, memory)
         return memory
 
+    def pin(self, memory: Bytes) -> None:
+        """Page-locks host memory that the caller allocated, and keeps it; leaves it pageable, from
+        which copies are slower, on a GPU that cannot."""
+        if self.gpu.registers:
+            self.gpu.register(memory)
+            self._undo.callback(self.gpu.unregister, memory)
+
     def event(self, timed: bool = False) -> Event:
-        """Creates an event."""
         event = self.gpu.event(timed)
         self._undo.callback(self.gpu.destroy_event, event)
         return event

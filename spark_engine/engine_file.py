@@ -76,6 +76,7 @@ class EngineFolder:
 
     path: Path
     manifest: Manifest
+    deferred: frozenset[str] = frozenset()
     heard: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     @property
@@ -94,12 +95,19 @@ class EngineFolder:
 
     def engine(self, bucket: Bucket) -> EngineFile:
         """Reads the bucket's file. Raises EngineError when it is not intact."""
-        return read_engine(self.path / bucket.file)
+        path = self.path / bucket.file
+        data = _read(path, _remedy(self.path))
+        if bucket.file not in self.deferred:
+            return _decode(path, data)
+        for index, at in enumerate(range(0, len(data), CHUNK_BYTES)):
+            digest = hashlib.sha256(memoryview(data)[at : at + CHUNK_BYTES]).hexdigest()
+            self.check_chunk(bucket.file, index, digest)
+        return _decode(path, data, hashed=True)
 
     def check_chunk(self, name: str, index: int, found: str) -> None:
         """Holds the hex sha256 of a file's chunk of CHUNK_BYTES against the manifest's.
 
-        For the deferred files of `open_folder`; their reader calls it. Raises EngineError.
+        For the deferred files of `open_folder`; whatever reads them calls it. Raises EngineError.
         """
         _check_chunk(self.path, name, self.manifest.files[name], index, found)
         self.heard()
@@ -121,8 +129,12 @@ def read_engine(path: Path) -> EngineFile:
 
     Raises EngineError when it is missing, cut, changed, or of a newer format.
     """
+    return _decode(path, _read(path, _remedy(path.parent)))
+
+
+def _decode(path: Path, data: bytes, hashed: bool = False) -> EngineFile:
+    """A file's bytes, which the manifest's digest covered if they are `hashed`."""
     remedy = _remedy(path.parent)
-    data = _read(path, remedy)
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > len(data) - 8:
         raise EngineError(f"{path} is cut off inside its header; {remedy}")
@@ -133,7 +145,7 @@ def read_engine(path: Path) -> EngineFile:
         raise EngineError(
             f"{path} holds {len(payload)} payload bytes, not {row.get('payload_bytes')}; {remedy}"
         )
-    if hashlib.sha256(payload).hexdigest() != row.get("payload_sha256"):
+    if not hashed and hashlib.sha256(payload).hexdigest() != row.get("payload_sha256"):
         raise EngineError(f"{path} was changed after it was written; {remedy}")
     try:
         header = typed(EngineHeader, {f.name: row[f.name] for f in fields(EngineHeader)})
@@ -191,7 +203,7 @@ def open_folder(
         advance(next(done), total)
 
     verify_files(path, manifest.files, deferred, heard)
-    return EngineFolder(path, manifest, heard)
+    return EngineFolder(path, manifest, frozenset(deferred), heard)
 
 
 def verify_files(

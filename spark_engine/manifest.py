@@ -277,7 +277,8 @@ class Manifest:
     def encode(self) -> bytes:
         """The bytes of `manifest.json`: canonical JSON that holds its own digest."""
         row = self.to_json()
-        return canonical_json({**row, "digest": _digest(row)})
+        digest = hashlib.sha256(canonical_json(row)).hexdigest()
+        return canonical_json({**row, "digest": digest})
 
 
 def canonical_json(value: Json) -> bytes:
@@ -290,7 +291,7 @@ def canonical_json(value: Json) -> bytes:
 
 
 def decode_manifest(data: bytes, where: str, remedy: str) -> Manifest:
-    """The manifest in `data`, which must be exactly what `Manifest.encode` writes.
+    """The manifest in `data`, which `Manifest.encode` wrote.
 
     `where` names the file and `remedy` what to do, for the messages of EngineError, which is
     raised for JSON that does not parse, a newer format, any changed byte, or a missing key.
@@ -298,9 +299,10 @@ def decode_manifest(data: bytes, where: str, remedy: str) -> Manifest:
     row = parse_json(data, where, remedy)
     check_format(row, where)
     try:
-        body = {k: v for k, v in row.items() if k != "digest"}
-        intact = row.get("digest") == _digest(body) and canonical_json(row) == data
-        manifest = _manifest(body) if intact else None
+        digest = row.pop("digest", None)
+        body = data.replace(f'\n "digest": "{digest}",\n'.encode(), b"\n", 1)  # as it was hashed
+        intact = hashlib.sha256(body).hexdigest() == digest
+        manifest = _manifest(row) if intact else None
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise EngineError(f"{where} is malformed ({error!r}); {remedy}") from error
     if manifest is None:
@@ -329,10 +331,6 @@ def check_format(row: Mapping[str, Json], where: str) -> None:
         )
     if number != FORMAT:
         raise EngineError(f"{where} has format {number!r}: rebuild the engine with spark-build")
-
-
-def _digest(row: Mapping[str, Json]) -> str:
-    return hashlib.sha256(canonical_json(row)).hexdigest()
 
 
 def plain_fields(value: Any) -> dict[str, Json]:

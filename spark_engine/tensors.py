@@ -114,9 +114,8 @@ class TensorSpec:
     @classmethod
     def from_json(cls, row: dict[str, object]) -> TensorSpec:
         """The inverse of `to_json`. Raises KeyError, TypeError or ValueError when malformed."""
-        shape = row["shape"]
+        name, dtype, shape = row["name"], row["dtype"], row["shape"]
         if not isinstance(shape, list):
-            raise ValueError(f"shape of {row.get('name')} is {shape!r}, not a list")
-        name, dtype = (typed(str, row[key], key) for key in ("name", "dtype"))
-        dims = tuple(d if isinstance(d, str) else typed(int, d, name) for d in shape)
-        return cls(name, DType(dtype), dims)
+            raise ValueError(f"shape of {name} is {shape!r}, not a list")
+        dims = tuple(d if type(d) is str else typed(int, d, str(name)) for d in shape)
+        return cls(typed(str, name, "name"), DType(typed(str, dtype, "dtype")), dims)

@@ -9,6 +9,7 @@ format allows none.
 import json
 import mmap
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -81,7 +82,7 @@ def fill_weights(
     and InternalError when an array's dtype or shape is not what the layout says.
     """
     budget, failed = _Budget(in_flight), Event()
-    with path.open("wb") as file, ThreadPoolExecutor(workers, "weights") as pool:
+    with path.open("wb") as file, ThreadPoolExecutor(workers, "weights", _yield) as pool:
         file.truncate(layout.total)
         handle = file.fileno()
         _write_at(handle, memoryview(layout.header), 0)
@@ -112,6 +113,12 @@ def fill_weights(
         except BaseException:  # a signal too: what is started is completed, the rest is left
             failed.set()
             raise
+
+
+def _yield() -> None:
+    """Lets what else a build does meanwhile have the cores first: that is waited for."""
+    if sys.platform == "linux":  # elsewhere it would be of the whole process
+        os.setpriority(os.PRIO_PROCESS, 0, 10)
 
 
 class _Budget:

@@ -188,8 +188,6 @@ def _compressed(format: str, ignore: list[str]) -> Json:
 
 
 class Drawn(Protocol):
-    """A synthetic checkpoint of the package."""
-
     path: Path
     tensors: Mapping[str, Any]
 

@@ -37,7 +37,6 @@ class Rendezvous:
         self._barrier = Barrier(ranks, timeout=60)
 
     def gather(self, rank: int, array: Array) -> tuple[Array, ...]:
-        """Every rank's."""
         self._left[rank] = array.copy()
         self._barrier.wait()
         found = tuple(self._left)
@@ -59,8 +58,6 @@ class Rendezvous:
 
 
 class RankExecutor:
-    """One rank's bucket."""
-
     def __init__(
         self, header: EngineHeader, payload: bytes, folder: Path, rank: int, rendezvous: Rendezvous
     ) -> None:
@@ -79,7 +76,6 @@ class RankExecutor:
         ]
 
     def run(self, buffers: Mapping[str, Array]) -> None:
-        """One step."""
         specs = {s.name: s for s in (*self.specs.inputs, *self.specs.states, *self.specs.outputs)}
         specs |= {o: replace(specs[s], name=o) for o, s in self._aliases.items()}
         specs |= self._values
@@ -104,7 +100,6 @@ class RankExecutor:
         return lambda: self.launch(buffers)
 
     def close(self) -> None:
-        """Drops the sessions."""
         self._sessions.clear()
 
 

@@ -128,7 +128,6 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _commands(text: str) -> Iterator[list[str]]:
-    """Each simple command's words."""
     for line in _lines(text):
         for part in re.split(r"&&|\||;|>", line):
             try:
@@ -182,7 +181,6 @@ def test_every_command_exists(page: Path) -> None:
 
 
 def _known() -> set[str]:
-    """The options of all commands."""
     commands = [*COMMANDS.values(), doctor, *bench.main.commands.values()]
     commands += spark_replicas.main.commands.values()
     return {"--help", "--version", *(name for one in commands for name in _options(one))}

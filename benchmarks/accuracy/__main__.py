@@ -19,7 +19,6 @@ MARKS = (1_000, 10_000)  # tokens at which the states' error is shown, and at th
 @click.option("--only", type=click.Choice(("states", "random", "embedded")), help="one table")
 @click.option("--file", type=click.Path(path_type=Path), default=FILE, show_default=True)
 def main(tokens: int, contexts: str, only: str | None, file: Path) -> None:
-    """The command."""
     saved, lengths = Saved(file), [int(n) for n in contexts.split(",")]
     if odd := [n for n in lengths if n <= 0 or n % CHUNK]:
         raise click.BadParameter(f"{odd} are no multiples of {CHUNK}", param_hint="--contexts")

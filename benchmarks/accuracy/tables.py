@@ -55,7 +55,6 @@ def held_out() -> str:
 
 
 def state_error() -> str:
-    """The states' own error."""
     (row,) = _rows("states")
     cells = []
     for run in row["rows"]:

@@ -9,9 +9,8 @@ cases of `ops` again under compute-sanitizer. `--part ops,check` runs some, `--o
 these three for some ops. Two calls with other parts and another `--work` may run side by side.
 What is found is printed and written as it comes, to `PART.json.xz` under `--out`; the pages of
 docs/results/ are made from these. A part that dies or says nothing for a while is started again
-behind the case that ended it, which gets a row: wrong, or hung. A later call continues where one
-was cut off: right rows stay while the sources that they were measured of are unchanged; others are
-dropped with a message and measured anew. Exit code 1 where a row is not right.
+behind the case that ended it, which gets a row: wrong, or hung. `--resume` continues a call that
+was cut off: its right rows stay. Exit code 1 where a row is not right.
 `--occupy` fills the other multiprocessors instead of asking the driver for a part.
 """
 
@@ -73,12 +72,6 @@ class Found:
         if "begin" in said:
             self.started = said["begin"]
             return ""
-        if "stale" in said:
-            for label in said["stale"]:
-                self.rows.pop(label, None)
-            self.keep()
-            count, first = len(said["stale"]), said["stale"][0]
-            return f"{count} rows are of other sources, {first} the first: measured anew"
         if "row" in said:
             row = said["row"] | self.stamp
             self.rows[row["label"]], self.started = row, ""
@@ -87,7 +80,7 @@ class Found:
             more = {
                 k: v
                 for k, v in row.items()
-                if k not in ("label", "right", "digest", *self.stamp) and v not in ("", 0)
+                if k not in ("label", "right", *self.stamp) and v not in ("", 0)
             }
             words = ", ".join(f"{k} {v}" for k, v in more.items() if not isinstance(v, list | dict))
             return f"{'right' if row.get('right') else 'WRONG'} {row['label']}: {words}"
@@ -99,19 +92,16 @@ class Found:
         return self.hear({"row": {"label": label, "right": False, "note": why}})
 
     def keep(self) -> None:
-        """Writes the file, whole."""
         self._kept = time.monotonic()
         write(self.path, {**self.head, "date": str(date.today()), "rows": [*self.rows.values()]})
 
 
 def kept_rows(rows: Sequence[Row]) -> dict[str, Row]:
-    """What an earlier call found right, by label. A row without a digest gets "", which equals no
-    source's digest."""
-    return {row["label"]: {"digest": "", **row} for row in rows if row.get("right")}
+    """What an earlier call found right, by label."""
+    return {row["label"]: row for row in rows if row.get("right")}
 
 
 def module_of(part: str, words: Sequence[str]) -> Sequence[str]:
-    """The command that runs a part."""
     module = "sanitized" if part in SANITIZERS else part
     return [sys.executable, "-u", "-m", f"benchmarks.rehearsal.{module}", *words]
 
@@ -124,7 +114,7 @@ def run_part(
     for _ in range(TRIES):
         before = len(found.rows)
         with tempfile.NamedTemporaryFile("w", suffix=".json") as done:
-            json.dump({label: row.get("digest") for label, row in found.rows.items()}, done)
+            json.dump(list(found.rows), done)
             done.flush()
             why = _watched(start(part, (done.name, json.dumps(options))), found, silence, options)
         if not why:
@@ -175,7 +165,6 @@ def _read(stream: IO[str], lines: queue.Queue[str | None]) -> None:
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", default=",".join(PARTS), help="some of them, a list")
     parser.add_argument("--target", default="sm_121a", help="the target that is rehearsed")
@@ -186,7 +175,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=100_000, help="of `steps`")
     parser.add_argument("--work", type=Path, default=Path("/tmp/rehearsal"), help="for engines")
     parser.add_argument("--out", type=Path, default=REHEARSED, help="folder of the rows")
-    parser.add_argument("--again", action="store_true", help="also what was right before")
+    parser.add_argument("--resume", action="store_true", help="keep what was right before")
     args = parser.parse_args(words)
     unknown = sorted(set(args.part.split(",")) - set(PARTS))
     if unknown:
@@ -222,7 +211,7 @@ def main() -> int:
     for part in args.part.split(","):
         options["part"] = part
         found = Found(args.out / f"{part}.json.xz", stamp)
-        if found.path.is_file() and not args.again:
+        if args.resume and found.path.is_file():
             kept = read(found.path)
             found.rows = kept_rows(kept.pop("rows"))
             found.head = kept

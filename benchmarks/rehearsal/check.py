@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rehearsal.reporter import Reporter
-from benchmarks.rehearsal.source_digest import of_script
 from spark_engine.device.gpu import present
 from spark_engine.runtime.offline.embedded import find_checkpoint
 from tests.runtime import batch_trial
@@ -25,9 +24,7 @@ _FOUND = re.compile(
 
 
 def main() -> None:
-    """Builds, checks, serves."""
     reporter = Reporter()
-    reporter.hold(of_script(Path(__file__)))
     base, checkpoint = Path(reporter.options["work"]) / "check", find_checkpoint()
     here = present()
     reporter.head(fitted_to=here.card.name if here else "no GPU")

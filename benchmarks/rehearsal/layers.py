@@ -19,7 +19,6 @@ from typing import Any
 from benchmarks.rehearsal.check import tell_level
 from benchmarks.rehearsal.cut_models import cut
 from benchmarks.rehearsal.reporter import LAUNCHES, PREFILLS, Reporter
-from benchmarks.rehearsal.source_digest import of_script
 from benchmarks.result_files import CONFIGS, MODELS, read
 from benchmarks.steps.launch_times import of_kinds, of_run
 from spark_engine.builder.build import build
@@ -36,9 +35,7 @@ VERIFY = ",".join(f"{r}:{k}" for r in ROWS.split(",") for k in DRAFTS.split(",")
 
 
 def main() -> None:
-    """Each model cut, then each whole."""
     reporter = Reporter()
-    reporter.hold(of_script(Path(__file__)))
     base, models = Path(reporter.options["work"]) / "layers", reporter.options.get("models", MODELS)
     here = present()
     reporter.head(fitted_to=here.card.name if here else "no GPU")
@@ -74,8 +71,6 @@ def nodes(reporter: Reporter, label: str, model: str, base: Path) -> None:
 
 
 class Telling(Progress):
-    """What spark-check says, as notes."""
-
     def __init__(self, reporter: Reporter) -> None:
         super().__init__(None)
         self._reporter = reporter

@@ -16,7 +16,6 @@ import numpy as np
 
 from benchmarks.graphs import mean_seconds, target_here
 from benchmarks.rehearsal.reporter import Reporter
-from benchmarks.rehearsal.source_digest import of_plan
 from benchmarks.rehearsal.used_multiprocessors import seen
 from spark_engine.builder.native import nvrtc
 from spark_engine.device.gpu import Gpu, name_and_driver
@@ -108,9 +107,11 @@ def kernels_of(work: cuda_node.Planned) -> list[tuple[str, nvrtc.Defines, str]]:
 def main() -> None:
     """Compiles all kernels at once, then runs case by case."""
     reporter, target = Reporter(), target_here()
-    every = [*works(target)]
-    reporter.hold({label_of(work): of_plan(work) for _, _, found in every for work in found})
-    cases = [w for w in asked(every, reporter) if not {label_of(x) for x in w[2]} <= reporter.done]
+    cases = [
+        w
+        for w in asked(works(target), reporter)
+        if not {label_of(x) for x in w[2]} <= reporter.done
+    ]
     plans = [(work.tactic.source, work.plan) for _, _, found in cases for work in found]
     jobs = nvrtc.jobs_of(plans)
     reporter.note(f"{len(cases)} cases, {len(plans)} plans, {len(jobs)} compilations")

@@ -71,7 +71,6 @@ def forms(executor: Any, payload: bytes) -> Row:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", type=Path, help="engine folder")
     parser.add_argument("config", type=Path, help="the folder of configs it was built from")

@@ -100,7 +100,6 @@ class Kind:
 
     @property
     def floor_us(self) -> float:
-        """Of one."""
         return max(self.bytes_us, self.ops_us)
 
 
@@ -202,7 +201,6 @@ def keep(path: Path, run: Row) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="qwen36-35b-a3b", help="as published.py names them")
     parser.add_argument("--tokens", type=int, default=4096, help="of the prompt, in tiles of 64")

@@ -25,7 +25,6 @@ import numpy as np
 from benchmarks.graphs import target_here
 from benchmarks.rehearsal.ops import CUBINS, Work, asked, label_of, works
 from benchmarks.rehearsal.reporter import Reporter
-from benchmarks.rehearsal.source_digest import digest, of_plan
 from benchmarks.rehearsal.used_multiprocessors import seen
 from spark_engine.builder.native import nvrtc
 from spark_engine.device.gpu import Gpu, name_and_driver
@@ -116,11 +115,6 @@ def main() -> None:
     reporter, target = Reporter(), target_here()
     tool = reporter.options["part"]
     found = list(works(target))
-    digests = {label_of(work): of_plan(work) for _, _, plans in found for work in plans}
-    every = shares(found, set())
-    reporter.hold(
-        {name: digest(digests[label] for label in labels) for name, labels in every.items()}
-    )
     parts = shares(asked(found, reporter), reporter.done)
     wanted = {label for labels in parts.values() for label in labels}
     missing = (w for _, _, plans in found for w in plans if label_of(w) in wanted)

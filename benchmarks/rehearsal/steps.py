@@ -20,7 +20,6 @@ from typing import Any
 from benchmarks.rehearsal.cut_models import cut
 from benchmarks.rehearsal.other_process import Pulse
 from benchmarks.rehearsal.reporter import Reporter
-from benchmarks.rehearsal.source_digest import of_script
 from benchmarks.result_files import MODELS
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
@@ -38,7 +37,6 @@ EMBEDDED = "embedded"
 def main() -> None:
     """Builds the engines, then runs a third of the steps on each, in shares."""
     reporter = Reporter()
-    reporter.hold(of_script(Path(__file__)))
     base, steps = Path(reporter.options["work"]) / "steps", int(reporter.options["steps"])
     other = subprocess.Popen([sys.executable, "-m", "benchmarks.rehearsal.other_process"])
     pulse = Pulse()

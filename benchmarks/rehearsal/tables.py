@@ -32,7 +32,7 @@ def rehearsed(folder: Path = REHEARSED) -> str:
     if not found:
         return "Not run yet."
     blocks = [_table(("part", "rows", "not right", "where", "date"), _parts(found)), _cards(found)]
-    blocks += [_undated(found), _skipped(found)]
+    blocks.append(_skipped(found))
     wrong = [(part, r["label"], " ".join(r.get("note", "").split())) for part, kept in found.items()
              for r in kept["rows"] if not r.get("right")]  # fmt: skip
     if wrong:
@@ -80,18 +80,6 @@ def _cards(found: Mapping[str, Row]) -> str:
     )
     named = "; ".join(words)
     return named and f"Rows by the card that they were measured on: {named}."
-
-
-def _undated(found: Mapping[str, Row]) -> str:
-    """The parts with rows that do not say of which sources they are."""
-    counts = {
-        part: sum(not row.get("digest") for row in kept["rows"]) for part, kept in found.items()
-    }
-    named = ", ".join(f"{part} {count}" for part, count in counts.items() if count)
-    return named and (
-        f"Measured before rows carried a digest of their sources, so perhaps of older kernels than "
-        f"today's, and measured anew by the next run: {named}."
-    )
 
 
 def _skipped(found: Mapping[str, Row]) -> str:

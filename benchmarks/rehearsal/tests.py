@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import pytest
 
 from benchmarks.rehearsal import skip_done_tests
 from benchmarks.rehearsal.reporter import Reporter
-from benchmarks.rehearsal.source_digest import of_script
 
 ROOT = Path(__file__).parents[2]
 # Compare free memory, or have a limit of time, and so have the card for themselves.
@@ -36,7 +34,6 @@ class Teller:
         self.reporter, self.skipped = reporter, Counter[str]()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """A test begins."""
         self.reporter.begin(nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -54,7 +51,6 @@ def main() -> None:
     """Runs them, in some processes where there are cores; pytest writes to standard error."""
     reporter = Reporter(stream=os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)
-    reporter.hold(of_test)
     with tempfile.TemporaryDirectory() as folder:
         done = Path(folder) / "done.json"
         done.write_text(json.dumps(sorted(reporter.done)))
@@ -63,17 +59,6 @@ def main() -> None:
         codes = [pytest.main([*common(), *words], plugins=[teller]) for words in asked()]
     well = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
     sys.exit(next((int(code) for code in codes if code not in well), 0))
-
-
-def of_test(label: str) -> str:
-    """The digest of a test's sources; "" if its file is no more."""
-    file, _, _ = label.partition("::")
-    return _of_file(file) if (ROOT / file).is_file() else ""
-
-
-@cache
-def _of_file(file: str) -> str:
-    return of_script(ROOT / file)
 
 
 def files(root: Path = ROOT) -> Sequence[str]:

@@ -122,7 +122,6 @@ async def measure(url: str, clients: int, tokens: int, seconds: float) -> tuple[
 
 @contextlib.contextmanager
 def served(engine: Path, cores: Cores) -> Iterator[tuple[str, int]]:
-    """(the front's address, its process)."""
     children: list[ServerProcess] = []
     front: subprocess.Popen[bytes] | None = None
     try:
@@ -167,7 +166,6 @@ def spent(process: int) -> float:
 
 
 def run(engine: Path, count: int, cores: Cores, args: argparse.Namespace) -> dict[str, Any]:
-    """One row."""
     with served(engine, cores) as (url, front), bound(cores.front):
         before = spent(front)
         load, took = asyncio.run(measure(url, count * args.clients, args.tokens, args.seconds))
@@ -186,7 +184,6 @@ def run(engine: Path, count: int, cores: Cores, args: argparse.Namespace) -> dic
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
     parser.add_argument("--replicas", default="1,2,4")
     parser.add_argument("--cores-each", type=int, default=1, help="an engine computes on one")

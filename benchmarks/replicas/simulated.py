@@ -69,7 +69,6 @@ class Turn:
 
     @property
     def tokens(self) -> int:
-        """Of the prompt."""
         return self.prompt[-1].length // BYTES
 
 
@@ -261,7 +260,6 @@ def table(sizes: Sequence[int], load: Load, seconds: float) -> Iterator[dict[str
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
     parser.add_argument("--replicas", default="1,2,4,16,64,256,1000")
     parser.add_argument("--agents", type=int, default=64, help="at each replica")

@@ -80,7 +80,6 @@ class Asked:
         return time.perf_counter() - start
 
     def states(self) -> dict[str, str]:
-        """Of each model."""
         rows = json.loads(self._send("GET", "/v1/models")[1])["data"]
         return {row["id"]: row["state"] for row in rows}
 
@@ -122,7 +121,6 @@ def load(asked: Asked, seconds: float) -> None:
 
 
 def main() -> int:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engines", type=Path, nargs="+")
     parser.add_argument("--rounds", type=int, default=5)

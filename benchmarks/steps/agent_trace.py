@@ -77,7 +77,6 @@ class Rounds:
 
     @property
     def per_round(self) -> float:
-        """Tokens of a round."""
         return self.tokens / sum(self.by_k.values())
 
     def rates(self) -> list[float]:
@@ -176,7 +175,6 @@ def run(
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """The command line."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("engine", nargs="?", type=Path, help="built with --draft-suffix")

@@ -73,5 +73,4 @@ def by_part(timed: Sequence[Timed], gap: float = 0.0) -> Mapping[str, float]:
 
 
 def counts(timed: Sequence[Timed]) -> Mapping[str, int]:
-    """Launches by part, most first."""
     return dict(Counter(part_of(row.symbol, row.node) for row in timed).most_common())

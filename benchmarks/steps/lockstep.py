@@ -39,7 +39,6 @@ class Watched:
         return getattr(self.inner, name)
 
     def launch(self, buffers: Any) -> Any:
-        """Launches; the wait is timed."""
         inner = self.inner.launch(buffers)
 
         def wait() -> None:
@@ -141,7 +140,6 @@ class Bench:
             depth.choose = lambda requests, brisk=False: k
 
     def finish(self) -> None:
-        """Ends every sequence."""
         self.hold(0)
         for number in self._live:
             self.engine.cancel(number, FinishReason.LENGTH)

@@ -64,7 +64,6 @@ class SplitFollower(Follower):
 
 
 def main() -> int:
-    """Runs the rank."""
     rank_process.Follower = SplitFollower  # type: ignore[misc]
     return rank_process.main()
 

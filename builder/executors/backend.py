@@ -37,7 +37,7 @@ class Backend:
     Attributes:
         executor: the executor's name in the manifest.
         kernels: weights are packed, tactics chosen and kernels compiled before `emit`.
-        timed: tactics are timed, so all candidates are compiled before one is chosen.
+        timed: tactics are timed, which `choose` compiles for that.
         tactics: rows of the manifest, after `choose`.
         notes: sentences for the report.
         sizes: the buckets of each family if their cost decided them.
@@ -51,9 +51,6 @@ class Backend:
     notes: tuple[str, ...] = ()
     sizes: Mapping[str, tuple[Size, ...]] = MappingProxyType({})
     weights: Path
-
-    def compile_candidates(self, graphs: Sequence[FamilyGraph], advance: Advance) -> None:
-        """Compiles the kernels of all candidate tactics."""
 
     def choose(self, graphs: Sequence[FamilyGraph], say: Callable[[str], None] = silent) -> None:
         """Chooses a tactic for every node of every bucket; `say` receives progress messages. Raises

@@ -27,11 +27,12 @@ from spark_engine.device.startup_lock import silent
 from spark_engine.errors import OptionError
 from spark_engine.interface import DECODE, PREFILL, VERIFY, tables
 from spark_engine.manifest import NATIVE
-from spark_engine.progress import Advance, ignore
+from spark_engine.progress import Advance
 from spark_engine.weights_file import WeightEntry
 
 TIMINGS = ".timings.json"
 LEAST_GAIN = 0.002  # share of a bucket's time; less is as two measurements of one graph differ
+Start = Callable[[Sequence[nvrtc.Job]], None]  # begins to compile
 Whole = Callable[[Sequence[Sequence[Chosen]]], list[float] | None]  # seconds by variant
 
 
@@ -50,12 +51,10 @@ class NativeBackend(Backend):
     def __init__(self, plan: BuildPlan, ops: Ops, cubins: Path) -> None:
         assert plan.gpu is not None
         self._plan, self._ops, self._target = plan, ops, plan.gpu
-        self._cache, self._workers = cubins, min(os.cpu_count() or 1, 16)
+        self._cache = cubins
+        self._workers = max(1, min((os.cpu_count() or 1) - 1, 16))  # one core times tactics
+        self._early: dict[Size, tuple[program.BucketTactics, ...]] = {}
         self.timed = self._times(plan.timing)
-
-    def compile_candidates(self, graphs: Sequence[FamilyGraph], advance: Advance) -> None:
-        sizes = [(g.graph, (*self._sizes(g), *self._finer(g))) for g in graphs]
-        self._compile(nvrtc.jobs_of(Chooser(self._ops, self._target).candidates(sizes)), advance)
 
     def choose(self, graphs: Sequence[FamilyGraph], say: Callable[[str], None] = silent) -> None:
         """Chooses tactics by their times on this machine's GPU, or by their predictions."""
@@ -63,13 +62,17 @@ class NativeBackend(Backend):
             from spark_engine.builder.native.gpu_timer import GpuTimer
 
             known = self._cache.parent / TIMINGS
-            with GpuTimer(self._target, self._cache, known, say) as timer:
+            made = nvrtc.Compiler(self._target, self._cache, self._workers)
+            with made, GpuTimer(self._target, self._cache, known, say, compiled=made) as timer:
+                sizes = [(g.graph, (*self._sizes(g), *self._finer(g))) for g in graphs]
+                untimed = Chooser(self._ops, self._target)
+                made.start(nvrtc.jobs_of(untimed.candidates(sizes)))
                 chooser = Chooser(self._ops, self._target, timer)
-                self._decided = self._decide(graphs, chooser)
+                self._decided = self._decide(graphs, chooser, made.start)
                 start = time.perf_counter()
                 added = [size for g in graphs for size in self._add_finer(g, chooser)]
                 taken = time.perf_counter() - start
-                early = self._begin_early(chooser, timer.whole)
+                early = self._begin_early(chooser, timer.whole, made.start)
             finer = _finer_note(added, len(self._plan.finer), taken)
             self.notes = (*timer.notes, *finer, *early)
         else:
@@ -117,29 +120,21 @@ class NativeBackend(Backend):
         self._decided |= {size: found[size] for size in added}
         return added
 
-    def _begin_early(self, chooser: Chooser, whole: Whole | None = None) -> tuple[str, ...]:
+    def _begin_early(
+        self, chooser: Chooser, whole: Whole | None = None, start: Start | None = None
+    ) -> tuple[str, ...]:
         """Starts launches early in the buckets of decode and of rounds where that takes less time:
         by `whole`, where given, and by a rule otherwise; always where ranks read each other's
         memory. Returns a note for the report. Refuses nodes without a tactic first."""
         no_tactic.check(self._decided.values(), self._target, self._ops)
         if self._plan.across:
             return ()
-        steps = {
-            size: bucket
-            for size, bucket in self._decided.items()
-            if size.family == DECODE or size.family.startswith(VERIFY)
-        }
+        steps = {size: bucket for size, bucket in self._decided.items() if _steps(size)}
         if self._plan.ranks > 1:
             self._decided |= {s: begin_early(bucket, chooser) for s, bucket in steps.items()}
             return ()
-        forms = {
-            size: (bucket, begin_early(bucket, chooser), begin_early(bucket, chooser, deep=False))
-            for size, bucket in steps.items()
-            if may_gain(bucket)
-        }
-        start = time.perf_counter()
-        if whole is not None:
-            self._compile(program.jobs(b for buckets in forms.values() for b in buckets), ignore)
+        begin = time.perf_counter()
+        forms = {s: self._forms(b, chooser, start) for s, b in steps.items() if may_gain(b)}
         gains: dict[Size, float] = {}
         for size, buckets in forms.items():
             found = None if whole is None else whole(_chosen(chooser, buckets))
@@ -147,14 +142,27 @@ class NativeBackend(Backend):
                 self._decided[size] = buckets[untimed(size, self._target)]
             elif (gain := 1 - min(found) / found[0]) > LEAST_GAIN:
                 self._decided[size], gains[size] = buckets[found.index(min(found))], gain
-        return _early_note(gains, len(forms), time.perf_counter() - start) if whole else ()
+        return _early_note(gains, len(forms), time.perf_counter() - begin) if whole else ()
+
+    def _forms(
+        self, bucket: program.BucketTactics, chooser: Chooser, start: Start | None
+    ) -> tuple[program.BucketTactics, ...]:
+        """The bucket, and with launches that begin early, with deeper rings and without, which
+        `start` begins to compile. They are kept."""
+        if bucket.size not in self._early:
+            found = bucket, begin_early(bucket, chooser), begin_early(bucket, chooser, deep=False)
+            if start is not None:
+                start(program.jobs(found))
+            self._early[bucket.size] = found
+        return self._early[bucket.size]
 
     def _compile(self, jobs: Sequence[nvrtc.Job], advance: Advance) -> program.Cubins:
         return program.compile_jobs(jobs, self._target, self._cache, self._workers, advance)
 
     def _decide(
-        self, graphs: Sequence[FamilyGraph], chooser: Chooser
+        self, graphs: Sequence[FamilyGraph], chooser: Chooser, start: Start | None = None
     ) -> dict[Size, program.BucketTactics]:
+        """Decides the plan's buckets. `start`, where given, begins to compile the forms of each."""
         failed: dict[str, str] = {}
         for prefill in (False, True) if self._plan.invariant else ():
             alike = [g for g in graphs if (g.family == PREFILL) is prefill]
@@ -164,11 +172,13 @@ class NativeBackend(Backend):
                 f"--invariant on {self._target.name}: {'; '.join(failed.values())}; leave buckets "
                 "out by --decode, --prefill or --verify, or build without it"
             )
-        return {
-            size: program.decide(graph.graph, size, chooser)
-            for graph in graphs
-            for size in self._sizes(graph)
-        }
+        decided: dict[Size, program.BucketTactics] = {}
+        alone = self._plan.ranks == 1 and not self._plan.across
+        for of, size in ((g, size) for g in graphs for size in self._sizes(g)):
+            bucket = decided[size] = program.decide(of.graph, size, chooser)
+            if start and alone and _steps(size) and may_gain(bucket) and bucket.complete:
+                self._forms(bucket, chooser, start)
+        return decided
 
     def _times(self, requested: bool | None) -> bool:
         """True if tactics are timed: as requested, or else if this machine has the target's
@@ -187,6 +197,11 @@ class NativeBackend(Backend):
                 f"({self._target.card.name}) is asked for, and this machine has {here}"
             )
         return False
+
+
+def _steps(size: Size) -> bool:
+    """True for a bucket of decode or of rounds."""
+    return size.family == DECODE or size.family.startswith(VERIFY)
 
 
 def _chosen(chooser: Chooser, buckets: Sequence[program.BucketTactics]) -> list[list[Chosen]]:

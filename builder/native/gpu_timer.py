@@ -9,7 +9,6 @@ after the kernel that writes them.
 from __future__ import annotations
 
 import hashlib
-import statistics
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.cuda_sources import sources
 from spark_engine.builder.native.rank_gpus import RankGpus, reach_each_other
+from spark_engine.builder.native.replays import medians
 from spark_engine.builder.native.tactics import Chosen, Work
 from spark_engine.builder.native.timing_inputs import Filling, fillings
 from spark_engine.builder.native.timings import Machine, Timings, driver_version, key_of
@@ -32,8 +32,6 @@ from spark_engine.kernel import NCCL, Launch, Plan, Pointer, Tactic, Target
 Launches = list[tuple[Function, Launch]]
 COLD = 2  # size of all copies, in L2 caches
 MOST_COPIES, LEAST_LAUNCHES = 32, 4
-REPEATS, WARM = 7, 2
-FEW, LONG = 3, 0.01  # repeats of a graph that runs for more than LONG seconds, which vary little
 PLACE = 256  # bytes: a boundary of the driver's allocations
 # Share of the free memory that one measurement may take; half of it if GPU and host share their
 # memory, since the host holds the operands while they are made.
@@ -44,13 +42,19 @@ VERSION = Path("/proc/driver/nvidia/version")
 class GpuTimer:
     """A `Timer` over the first GPU, and a context manager; the file `known` has earlier times.
 
-    `cubins` is the folder of compiled kernels; `say` receives progress messages. Frees all GPU
-    memory at the end.
+    `cubins` is the folder of compiled kernels, from which `compiled` takes them unless it is given;
+    `say` receives progress messages. Frees all GPU memory at the end.
     """
 
     def __init__(
-        self, target: Target, cubins: Path, known: Path, say: Callable[[str], None] = silent
+        self,
+        target: Target,
+        cubins: Path,
+        known: Path,
+        say: Callable[[str], None] = silent,
+        compiled: Callable[[nvrtc.Job], nvrtc.Cubin] | None = None,
     ) -> None:
+        self._compiled = compiled or partial(nvrtc.compile, target=target, cache=cubins)
         self._timings = Timings(known, this_machine())
         self._gpu = Gpu()
         self._target, self._cubins = target, cubins
@@ -164,7 +168,7 @@ class GpuTimer:
             for queue in queues:  # outside a graph, so that an error has a name
                 _run_all(queue)
             self._gpu.wait()
-            return _medians(held, [partial(_run_all, queue) for queue in queues])
+            return medians(held, [partial(_run_all, queue) for queue in queues])
         finally:
             held.close()
             for bench in benches.values():
@@ -226,7 +230,7 @@ class GpuTimer:
         for launch in plan.launches:
             source = launch.source or tactic.source
             job = nvrtc.Job(source, launch.defines, (launch.symbol,))
-            cubin = nvrtc.compile(job, self._target, self._cubins)
+            cubin = self._compiled(job)
             modules.append(self._gpu.module(cubin.code))
             launch = cubin.launched(launch)
             function = self._gpu.function(modules[-1], launch.symbol)
@@ -241,6 +245,7 @@ class _Bench:
     def __init__(self, gpu: Gpu, work: Work) -> None:
         self._held, self._of_plan = DeviceResources(gpu), DeviceResources(gpu)
         self._gpu, self.work, self._filled = gpu, work, False
+        self._best: float | None = None  # seconds of a graph, of the plans so far
         self._fillings = fillings(work, np.random.default_rng(0))
         cold = sum(self._fillings[i].nbytes for i in work.cold)
         self.copies = min(MOST_COPIES, max(1, -(-COLD * gpu.l2_bytes // max(cold, 1))))
@@ -283,8 +288,9 @@ class _Bench:
             for turn in range(sets):
                 self.run(launches, turn)
 
-        (seconds,) = _medians(self._of_plan, [record])
+        (seconds,) = medians(self._of_plan, [record], self._best)
         self._of_plan.close()
+        self._best = min(seconds, self._best or seconds)
         return seconds / sets
 
     def free(self) -> None:
@@ -338,27 +344,6 @@ def _scratch_bytes(plan: Plan) -> int:
 def _run_all(queue: Sequence[tuple[_Bench, Launches]]) -> None:
     for turn, (bench, launches) in enumerate(queue):
         bench.run(launches, turn)
-
-
-def _medians(held: DeviceResources, records: Sequence[Callable[[], None]]) -> list[float]:
-    """Median seconds of a replay of each graph, which are replayed in turns."""
-    gpu, graphs = held.gpu, [held.graph(record) for record in records]
-    first, last = (held.event(timed=True) for _ in range(2))
-    times: list[list[float]] = [[] for _ in graphs]
-
-    def replay_all() -> None:
-        for graph, found in zip(graphs, times, strict=True):
-            gpu.record(first)
-            gpu.replay(graph)
-            gpu.record(last)
-            gpu.wait_for(last)
-            found.append(gpu.milliseconds(first, last) / 1e3)
-
-    for _ in range(WARM):
-        replay_all()
-    for _ in range(FEW if min(map(min, times)) > LONG else REPEATS):
-        replay_all()
-    return [statistics.median(found[WARM:]) for found in times]
 
 
 def _failed(what: str, error: ExecutorError) -> InternalError:

@@ -12,13 +12,15 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
+from types import ModuleType
+from typing import Self
 
 from cuda.bindings import nvrtc
 from cuda.core import Program, ProgramOptions
@@ -85,14 +87,14 @@ class Job:
 
 
 def jobs_of(plans: Iterable[tuple[str, Plan]]) -> tuple[Job, ...]:
-    """The distinct compilations of (source, plan) pairs, sorted."""
+    """The distinct compilations of (source, plan) pairs, in the order of their first use."""
     found: dict[tuple[str, Defines], set[str]] = {}
     for source, plan in plans:
         for launch in plan.launches:
             key = (launch.source or source, launch.defines)
             if launch.source != NCCL:
                 found.setdefault(key, set()).add(launch.symbol)
-    return tuple(Job(*key, tuple(sorted(found[key]))) for key in sorted(found))
+    return tuple(Job(*key, tuple(sorted(symbols))) for key, symbols in found.items())
 
 
 def compile(job: Job, target: Target, cache: Path | None = None, folder: Path = SOURCES) -> Cubin:
@@ -130,15 +132,60 @@ def compile_all(
     advance: Advance = ignore,
 ) -> dict[Job, Cubin]:
     """`compile` of each job, by `workers` processes; `advance` receives the number done."""
-    work = partial(compile, target=target, cache=cache, folder=folder)
     made: dict[Job, Cubin] = {}
-    with ExitStack() as stack:
-        several = workers > 1 and len(jobs) > 1
-        pool = stack.enter_context(_processes(workers)) if several else None
-        for job, cubin in zip(jobs, pool.map(work, jobs) if pool else map(work, jobs), strict=True):
-            made[job] = cubin
+    with Compiler(target, cache, workers, folder) as compiler:
+        compiler.start(jobs if workers > 1 and len(jobs) > 1 else ())
+        for job in jobs:
+            made[job] = compiler(job)
             advance(len(made), len(jobs))
     return made
+
+
+class Compiler:
+    """Runs `compile` of jobs in `workers` processes while the caller does other work. A context
+    manager: its end cancels the jobs that no process has started."""
+
+    def __init__(
+        self, target: Target, cache: Path | None, workers: int, folder: Path = SOURCES
+    ) -> None:
+        self._how, self._workers = (target, cache, folder), workers
+        self._pool: ProcessPoolExecutor | None = None
+        self._running: dict[tuple[str, Defines], Future[Cubin]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def start(self, jobs: Iterable[Job]) -> None:
+        """Starts those that are not in the folder of compiled kernels."""
+        target, cache, folder = self._how
+        for job in jobs:
+            key = job.source, job.defines
+            kept = cache and cache / f"{_key(job, target, sources(job.source, folder))}.cubin"
+            if key not in self._running and not (kept and kept.exists()):
+                self._pool = self._pool or _processes(self._workers)
+                with _no_main():
+                    self._running[key] = self._pool.submit(compile, job, *self._how)
+
+    def __call__(self, job: Job) -> Cubin:
+        """`compile` of the job; waits for it where it was started."""
+        running = self._running.get((job.source, job.defines))
+        return compile(job, *self._how) if running is None else running.result()
+
+
+@contextmanager
+def _no_main() -> Iterator[None]:
+    """A process that starts meanwhile imports no main module: a script that builds, without a guard
+    for its name, would run in each of them again, and wait for the build that waits for it."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _processes(workers: int) -> ProcessPoolExecutor:

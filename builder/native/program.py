@@ -6,6 +6,7 @@ knows no single op and no CUDA binding but the compiler. Nodes are launched in g
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from spark_engine.device.buffers import aligned
 from spark_engine.errors import InternalError
 from spark_engine.interface import STATE_OUT
 from spark_engine.kernel import NCCL, Arg, Launch, Pointer, Rank, Target
-from spark_engine.manifest import Json, canonical_json
+from spark_engine.manifest import Json
 from spark_engine.progress import Advance, ignore
 from spark_engine.weights_file import WeightEntry
 
@@ -43,6 +44,11 @@ class BucketTactics:
     def seconds(self) -> float:
         """Seconds of one launch of the bucket: the sum over its chosen tactics."""
         return sum(choice.seconds for _, choice in self.nodes)
+
+    @property
+    def complete(self) -> bool:
+        """True if every node has a tactic."""
+        return all(choice.tactic is not None for _, choice in self.nodes)
 
 
 def decide(graph: gs.Graph, size: Size, chooser: Chooser) -> BucketTactics:
@@ -114,7 +120,7 @@ def encode(
         "launches": launches,
         "places": places.table(),
     }
-    text = canonical_json(body)
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     payload = len(text).to_bytes(8, "little") + text + b"".join(images)
     return payload, memory
 

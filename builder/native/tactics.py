@@ -223,12 +223,12 @@ class Chooser:
     def candidates(
         self, graphs: Iterable[tuple[gs.Graph, Sequence[Size]]]
     ) -> list[tuple[str, Plan]]:
-        """(source, plan) of every tactic of nodes that have several."""
+        """(source, plan) of every tactic of nodes that have several, in the order of timing."""
         found: list[tuple[str, Plan]] = []
         seen: set[tuple[object, ...]] = set()
         for graph, sizes in graphs:
-            for node in graph.nodes:
-                for size in sizes:
+            for size in sizes:
+                for node in graph.nodes:
                     cuda, work = self.work(node, size)
                     if len(cuda.tactics) > 1 and work.key not in seen:
                         seen.add(work.key)

@@ -147,7 +147,6 @@ def build_twin(
 
 
 def _draft_dtype(manifest: Manifest) -> str:
-    """The `--draft-dtype` of this engine."""
     if not any(state.spec.name.startswith(HEAD) for state in manifest.states):
         return "auto"
     formats = {q.format for q in manifest.quantisation if q.module.startswith(HEAD)}
@@ -186,7 +185,6 @@ def own_executor(loaded: Loaded, key: BucketKey) -> Executor:
 
 
 def folder_of(loaded: Loaded) -> EngineFolder:
-    """The folder of an engine."""
     if loaded.folder is None:
         raise InternalError("only an engine that was opened from a folder can be taken apart")
     return loaded.folder

@@ -140,7 +140,6 @@ class RankStates:
             states.copy_rows(pairs)
 
     def copy_pages(self, pairs: Pairs) -> None:
-        """Copies pages."""
         for states in self.of:
             states.copy_pages(pairs)
 
@@ -213,7 +212,6 @@ class RanksExecutor(SynchronousExecutor):
         return self._known.find(buffers, make)
 
     def close(self) -> None:
-        """Closes the executors of all ranks."""
         for part in self.parts:
             part.close()
 

@@ -114,8 +114,6 @@ class Level:
 
 @dataclass
 class CheckReport:
-    """A whole check."""
-
     engine: str
     against: str
     levels: list[Level] = field(default_factory=list)

@@ -111,7 +111,6 @@ def _is_blocks(linear: Linear, tensors: Files, scale: str) -> bool:
 def _scheme(
     linear: Linear, module: str, tensors: Files, dialect: Dialect, rounds_inputs: bool
 ) -> Scheme:
-    """The scheme of a projection in the file."""
     names = SUFFIXES[dialect]
     if f"{module}.{names.fp4_global}" in tensors:
         rounded = rounds_inputs and f"{module}.{names.fp4_input}" in tensors

@@ -18,7 +18,6 @@ _BY_NAME = {family.name: family for family in FAMILIES}
 
 
 def family_of(config: ModelConfig) -> ModelFamily[Any]:
-    """The family of a configuration."""
     return _BY_NAME[config.model_type]
 
 

@@ -138,7 +138,6 @@ def sampling_tables(w: Writer) -> list[gs.Variable]:
 
 
 def sampling_attrs(w: Writer) -> dict[str, int]:
-    """The attributes of `sample`."""
     ranks = w.model.shards.samplers
     shared = {"ranks": ranks} if ranks > 1 else {}
     return {"vocab": w.config.vocab, "top": w.limits.top_logprobs, **shared}

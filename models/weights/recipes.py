@@ -266,7 +266,6 @@ _JOINS: Mapping[str, Callable[[Recipe, Array], Sequence[Array]]] = {
 
 
 def _checked(recipe: Recipe, value: Array, checkpoint: Reads) -> Array:
-    """The value as its check returns it."""
     check, name = _CHECKS[recipe.op], leaf(recipe).source
     try:
         return check(name, value)

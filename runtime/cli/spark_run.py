@@ -4,6 +4,8 @@ Knows the command line and the environment; `command` sets the exit code. An opt
 nothing is refused.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
@@ -12,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -36,10 +38,8 @@ from spark_engine.runtime.cli.options.run_options import (
     settings,
 )
 from spark_engine.runtime.cli.profile import finish
-from spark_engine.runtime.cli.terminal.conversation import ChatHistory, with_images
 from spark_engine.runtime.cli.terminal.printable import printable
-from spark_engine.runtime.cli.terminal.session import Answer, Session
-from spark_engine.runtime.engine.load import HOST_TARGETS
+from spark_engine.runtime.engine.detect import HOST_TARGETS
 from spark_engine.runtime.engine.request import FinishReason, capacity
 from spark_engine.runtime.offline.embedded import cache_folder, embedded_engine
 from spark_engine.runtime.ranks.hosts import name_network, own_rank, serve_rank
@@ -49,6 +49,9 @@ from spark_engine.runtime.server.operation.json_stderr import standard_error
 from spark_engine.runtime.server.operation.logs import LogFormat, set_up
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 from spark_engine.vision import Image
+
+if TYPE_CHECKING:
+    from spark_engine.runtime.cli.terminal.session import Answer, Session
 
 NAME = "spark-run"
 HISTORY = Path("spark", "history")  # of a chat, in the folder of programs' states
@@ -243,8 +246,10 @@ def _chat(folder: Path, values: Mapping[str, Any]) -> int:
     from rich.console import Console
 
     from spark_engine.runtime.cli.terminal.chat import TerminalChat
+    from spark_engine.runtime.cli.terminal.conversation import ChatHistory
     from spark_engine.runtime.cli.terminal.input import LineReader
     from spark_engine.runtime.cli.terminal.screen import Screen
+    from spark_engine.runtime.cli.terminal.session import Session
 
     session = Session(folder, engine_options(values), chat_options(values))
     try:
@@ -265,6 +270,9 @@ def _chat(folder: Path, values: Mapping[str, Any]) -> int:
 
 
 def _answer(mode: Mode, folder: Path, values: Mapping[str, Any]) -> int:
+    # imported here, as above
+    from spark_engine.runtime.cli.terminal.session import Session
+
     alone = replace(engine_options(values), cache_bytes=0)  # one answer: no cache
     session = Session(folder, alone, chat_options(values))
     try:
@@ -293,6 +301,8 @@ def _prompt(
 ) -> tuple[list[int], tuple[Image, ...]]:
     if mode is Mode.PROMPT_IDS:
         return _ids(values["prompt_ids"]), ()
+    from spark_engine.runtime.cli.terminal.conversation import with_images  # as above
+
     text = _text(mode.flag, "-" if values[mode] is None else values[mode])
     if mode is Mode.CHAT:
         if values["chat"] is None and not text.strip():

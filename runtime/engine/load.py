@@ -34,7 +34,7 @@ from spark_engine.interface import DECODE, PREFILL, Limits
 from spark_engine.manifest import NATIVE, Bucket, Manifest, Memory, StateInfo
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.capacity import check_capacity
-from spark_engine.runtime.engine.detect import foreign, runnable_targets
+from spark_engine.runtime.engine.detect import HOST_TARGETS, foreign, runnable_targets
 from spark_engine.runtime.executors.cache_size import GpuMemory, budget, device_rows
 from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.executors.executor import Executor
@@ -56,13 +56,10 @@ if TYPE_CHECKING:
     from spark_engine.runtime.executors.timed import DeviceClock
 
 MIB, GIB = 1 << 20, 1 << 30
-TURN_S = (
-    2e-4  # of a thread that computes: reading weights asks for Python's lock ten times as often
-)
+TURN_S = 2e-4  # of a thread that computes: one that copies weights asks for Python's lock often
 # Of a `.engine` file's header and payload, the folder that holds the weights, and threads.
 OpenExecutor: TypeAlias = Callable[[EngineHeader, bytes, Path, int], Executor]
 EXECUTORS: Mapping[str, OpenExecutor] = {"ort": OrtExecutor, "trt": TrtExecutor}
-HOST_TARGETS = ("cpu",)  # their targets; a GPU's target is known by its driver
 
 
 @dataclass(frozen=True)
@@ -223,9 +220,10 @@ def _load(
             f"{path} is for the GPU {manifest.target}, and no GPU can be used here: `spark-run "
             "doctor` says why; `spark-build CHECKPOINT --target cpu` builds one that needs none"
         )
-    # A device verifies the weights while it reads them, and each rank its own file.
-    own = () if manifest.executor == NATIVE else (manifest.weights_files[rank],)
-    deferred = set(manifest.weights_files) - set(own)
+    # What a device opens is verified when it is read, and each rank verifies its own weights.
+    own, deferred = {manifest.weights_files[rank]}, {*manifest.weights_files}
+    native = manifest.executor == NATIVE
+    deferred = deferred | {b.file for b in manifest.buckets} if native else deferred - own
     folder = open_folder(path, target, deferred, shown.advance, manifest)
     mark("files")
     if folder.manifest.executor == NATIVE and NATIVE not in EXECUTORS:

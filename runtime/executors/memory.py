@@ -100,8 +100,6 @@ class TableSink(Protocol):
 
 
 class HostStates:
-    """States as host arrays."""
-
     def __init__(self, states: Iterable[StateInfo]) -> None:
         infos = tuple(states)
         self.arrays: Mapping[str, Array] = {info.spec.name: allocate(info.spec) for info in infos}

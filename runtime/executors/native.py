@@ -18,6 +18,7 @@ from spark_engine.device.gpu import Function, Gpu
 from spark_engine.device.resources import DeviceResources
 from spark_engine.engine_file import CHUNK_BYTES, EngineFolder, EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
+from spark_engine.kernel import Shape
 from spark_engine.runtime.executors.bucket_graphs import MASKS, BucketGraphs, QueuedLaunch
 from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.executors.device_memory import DeviceStates, DeviceTables
@@ -185,17 +186,21 @@ class NativeExecutor:
         self.gpu.use()
         program, values = self._read(payload)
         kernels = [self._engine.function(kernel) for kernel in program.kernels]
-        queued = []
+        masks = {id(arg) for arg in program.operands if arg == MASKS}
+        queued, fitting = [], set[tuple[int, Shape]]()
         for record in program.launches:
             function, symbol = kernels[record.kernel], program.kernels[record.kernel].symbol
-            args = [values[id(arg)] for arg in record.args]
+            operands = tuple(map(id, record.args))
+            args = tuple(map(values.__getitem__, operands))
             if function is None:
                 queue = self._engine.call(symbol, args)
             else:
-                self._check_resident(function, symbol, record)
+                if record.resident and (record.kernel, record.shape) not in fitting:
+                    self._check_resident(function, symbol, record)
+                    fitting.add((record.kernel, record.shape))
                 queue = self.gpu.prepare(function, record.shape, args)
-            masks = MASKS in record.args
-            queued.append(QueuedLaunch(record.node, symbol, queue, masks))
+            reads_masks = not masks.isdisjoint(operands)
+            queued.append(QueuedLaunch(record.node, symbol, queue, reads_masks))
         return queued
 
     def address(self, place: MemoryOperand) -> int:
@@ -292,13 +297,9 @@ class NativeExecutor:
 
     def _read(self, payload: bytes) -> tuple[Program, dict[int, int | float]]:
         """The payload's program, and the value of each operand by its `id`."""
-        values: dict[int, int | float] = {}
         try:
-            program = Program.read(payload)
-            for record in program.launches:
-                for arg in record.args:
-                    if id(arg) not in values:  # the program keeps it
-                        values[id(arg)] = self._value(arg)
+            program = Program.read(payload, places=False)
+            values = {id(arg): self._value(arg) for arg in program.operands}
         except (KeyError, ValueError) as error:
             raise EngineError(
                 f"the {self._label} bucket's launches cannot be read ({error!r}); rebuild the "
@@ -318,8 +319,6 @@ class NativeExecutor:
 
     def _check_resident(self, function: Function, symbol: str, record: LaunchRecord) -> None:
         """Raises EngineError if the blocks of a resident launch do not all fit at once."""
-        if not record.resident:
-            return
         fitting = self.gpu.resident_blocks(function, record.shape)
         blocks = math.prod(record.shape.grid)
         if blocks > fitting:

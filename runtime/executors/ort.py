@@ -6,6 +6,8 @@ not guarantee this. Each session therefore tests it once on random data when it 
 test fails, the session runs into separate memory and copies the states back.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import logging
@@ -13,9 +15,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnxruntime as ort
 
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
@@ -25,6 +27,9 @@ from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, 
 from spark_engine.runtime.executors.memory import allocate
 from spark_engine.tensors import Array, DType, TensorSpec
 from spark_engine.vision import VISION
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
 
 FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 Arrays = Mapping[str, Array]
@@ -150,6 +155,8 @@ def open_session(
 ) -> ort.InferenceSession:
     """A session over an ONNX model. Without `fold` what depends on weights alone is computed in
     each run, just before it is read. Raises EngineError if onnxruntime refuses the model."""
+    import onnxruntime as ort  # here: an engine for a GPU starts without it
+
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = threads

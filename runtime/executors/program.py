@@ -19,6 +19,7 @@ Natural = Annotated[int, Meta(ge=0, le=1 << 48)]
 Blocks = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 Few = Annotated[int, Meta(ge=1, le=1024)]
 Shared = Annotated[int, Meta(ge=0, le=1 << 20)]
+Arg = tuple[str | int | float, ...]
 T = TypeVar("T")
 
 
@@ -79,7 +80,8 @@ class Program:
     """A bucket's launches in order, and the sizes of the scratch memory that they share;
     `symmetric_bytes` is at the same offset in every rank.
 
-    `places`: memory of the tensors between nodes, for callers that run single nodes.
+    `places`: memory of the tensors between nodes, for callers that run single nodes. `operands`:
+    those of the launches, each once; equal ones are one object.
     """
 
     kernels: tuple[KernelEntry, ...]
@@ -88,10 +90,12 @@ class Program:
     zeroed_bytes: int
     places: Mapping[str, MemoryOperand]
     symmetric_bytes: int = 0
+    operands: tuple[Operand, ...] = ()
 
     @classmethod
-    def read(cls, payload: bytes) -> Program:
-        """Raises ValueError if the bytes are not a program, or an operand exceeds its memory."""
+    def read(cls, payload: bytes, places: bool = True) -> Program:
+        """Raises ValueError if the bytes are not a program, or an operand exceeds its memory.
+        Without `places` these are left out."""
         length = int.from_bytes(payload[:8], "little")
         try:
             body = msgspec.json.decode(payload[8 : 8 + length], type=_Body)
@@ -105,10 +109,12 @@ class Program:
         operands = _Operands({kind: getattr(body, f"{kind}_bytes") for kind in _BY_OFFSET})
         for row in body.launches:
             _pick(body.kernels, row.kernel)
-        launches = (_record(row, operands) for row in body.launches)
-        places = {name: operands.place(arg) for name, arg in body.places.items()}
+        launches = tuple(map(operands.record, body.launches))
+        found = tuple(operands.known.values())
+        named = body.places.items() if places else ()
+        at = {name: operands.place(arg) for name, arg in named}
         scratch = body.arena_bytes, body.zeroed_bytes
-        return cls(tuple(kernels), tuple(launches), *scratch, places, body.symmetric_bytes)
+        return cls(tuple(kernels), launches, *scratch, at, body.symmetric_bytes, found)
 
 
 class _KernelRow(msgspec.Struct):
@@ -126,7 +132,7 @@ class _LaunchRow(msgspec.Struct):
     shared: Shared
     pdl: bool
     resident: bool
-    args: list[tuple[Any, ...]]
+    args: list[Arg]
 
 
 class _Body(msgspec.Struct):
@@ -135,7 +141,7 @@ class _Body(msgspec.Struct):
     cubins: list[Natural]
     kernels: list[_KernelRow]
     launches: list[_LaunchRow]
-    places: dict[str, tuple[Any, ...]] = {}
+    places: dict[str, Arg] = {}
     symmetric_bytes: Natural = 0
 
 
@@ -154,36 +160,39 @@ def _kernel(row: _KernelRow, cubins: list[bytes]) -> KernelEntry:
     return KernelEntry(cubin, row.symbol, row.shared)
 
 
-def _record(row: _LaunchRow, operands: _Operands) -> LaunchRecord:
-    args = tuple(map(operands.find, row.args))
-    kinds = tuple(map(_kind, args))
-    shape = Shape(row.grid, row.block, kinds, row.shared, row.cluster, row.pdl)
-    return LaunchRecord(row.node, row.kernel, shape, args, row.resident)
-
-
 class _Operands:
-    """The operands of one program, within memory of these `sizes`; equal ones are one object, since
-    most of a bucket's thousands occur several times."""
+    """The operands and shapes of one program, within memory of these `sizes`; equal ones are one
+    object, since most of a bucket's thousands occur several times."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self._sizes = sizes
-        self._known: dict[tuple[Any, ...], Operand] = {}
+        self.known: dict[Arg, Operand] = {}
+        self._kinds: dict[Arg, str] = {}
+        self._shapes: dict[tuple[Any, ...], Shape] = {}
 
-    def find(self, arg: tuple[Any, ...]) -> Operand:
-        try:
-            return self._known[arg]
-        except (KeyError, TypeError):  # TypeError: a list in it
-            made = _operand(arg, self._sizes)
-            return self._known.setdefault(arg, made)
+    def record(self, row: _LaunchRow) -> LaunchRecord:
+        for arg in row.args:
+            if arg not in self.known:
+                self._find(arg)
+        args = tuple(map(self.known.__getitem__, row.args))
+        kinds = tuple(map(self._kinds.__getitem__, row.args))
+        key = (row.grid, row.block, kinds, row.shared, row.cluster, row.pdl)
+        shape = self._shapes.get(key) or self._shapes.setdefault(key, Shape(*key))
+        return LaunchRecord(row.node, row.kernel, shape, args, row.resident)
 
-    def place(self, arg: tuple[Any, ...]) -> MemoryOperand:
-        place = self.find(arg)
+    def _find(self, arg: Arg) -> Operand:
+        found = self.known[arg] = _operand(arg, self._sizes)
+        self._kinds[arg] = _kind(found)
+        return found
+
+    def place(self, arg: Arg) -> MemoryOperand:
+        place = self.known.get(arg) or self._find(arg)
         if not isinstance(place, MemoryOperand):
             raise ValueError(f"{arg!r} is not a memory operand")
         return place
 
 
-def _operand(arg: tuple[Any, ...], sizes: Mapping[str, int]) -> Operand:
+def _operand(arg: Arg, sizes: Mapping[str, int]) -> Operand:
     match arg:
         case [str(kind), offset, nbytes] if kind in _BY_OFFSET and _are_ints(offset, nbytes):
             if not 0 <= offset <= offset + nbytes <= sizes[kind]:

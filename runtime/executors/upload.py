@@ -1,140 +1,139 @@
-"""Copies a file into device memory: several threads read it once and hash it while they copy.
+"""Copies a file into device memory: a process reads it once and hashes it, a thread copies it.
 
-The copies are on their own stream, so that graphs can be recorded meanwhile.
+The process (`read_process.py`) has Python's lock for itself, and the copies are on their own
+stream, so that buckets are opened and graphs recorded meanwhile as fast as without them.
 
 Knows files, pinned memory and chunks; knows no contents and no expected digests. If the device
 shares the host's memory, pages that were read are dropped from the page cache, so that the weights
 are not in memory twice.
 """
 
-import hashlib
+import mmap
 import os
+import select
+import subprocess
+import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
-from spark_engine.device.gpu import Event, Gpu, Stream
+import numpy as np
+
 from spark_engine.device.resources import DeviceResources
 from spark_engine.errors import EngineError
-from spark_engine.tensors import Bytes
+from spark_engine.runtime.executors import read_process
+from spark_engine.runtime.executors.read_process import RECORD
 
-PIECE = 4 << 20  # bytes read, copied and hashed at once: fits the core's cache
-STAGES = 2  # pieces per thread: one is copied while the next one is read
-MAX_LANES = 16  # threads; fewer saturate PCIe
+PIECE = 8 << 20  # bytes copied at once
+MAX_LANES = 16  # threads that read; fewer saturate PCIe
+SPARE = 4  # pieces that are copied while every thread reads another one
+OWN_CORES = 2  # for the threads that open buckets and copy
+MOST_RECORDS = 64
 Check = Callable[[int, str], None]  # (chunk index, hex sha256); raises on a mismatch
 
 
 class Upload:
     """Copies a whole file into device memory at `address`, which `resources` frees.
 
-    Threads read and hash `chunk` bytes at a time and pass the digest to `check`; its error ends
-    the upload. The file's bytes may be used after `wait`. `lanes`: threads, 0 for one per core.
+    `chunk` bytes at a time are hashed, and the digest is passed to `check`; its error ends the
+    upload. The file's bytes may be used after `wait`. `lanes`: threads that read, 0 for one per
+    core but OWN_CORES.
     """
 
     def __init__(
         self, resources: DeviceResources, path: Path, chunk: int, check: Check, lanes: int = 0
     ) -> None:
-        size = path.stat().st_size
-        chunks = -(-size // chunk)
-        lanes = max(1, min(lanes or os.cpu_count() or 1, MAX_LANES, chunks))
-        self.address = resources.memory(size)
-        self._path, self._size, self._gpu = path, size, resources.gpu
+        self._path, self._size, self._gpu = path, path.stat().st_size, resources.gpu
+        self._chunk, self._check = chunk, check
+        lanes = lanes or (os.cpu_count() or 1) - OWN_CORES
+        lanes = max(1, min(lanes, MAX_LANES, -(-self._size // chunk)))
+        self.address = resources.memory(self._size)
         self._own = DeviceResources(resources.gpu)
         try:
-            stream = self._own.stream()
-            stages = self._own.pinned(lanes * STAGES * PIECE).reshape(lanes, STAGES, PIECE)
-            copied = [[self._own.event() for _ in range(STAGES)] for _ in range(lanes)]
+            self._reader = self._start(lanes, lanes + SPARE)
         except BaseException:
             self._own.close()
             raise
-        self._job = _Job(resources.gpu, stream, path, size, chunk, self.address, check)
-        self._pool = ThreadPoolExecutor(lanes, "upload")
-        self._lanes = [self._pool.submit(self._job.run, stages[i], copied[i]) for i in range(lanes)]
+        self._pool = ThreadPoolExecutor(1, "upload")
+        self._copying = self._pool.submit(self._run)
+
+    def _start(self, lanes: int, slots: int) -> subprocess.Popen[bytes]:
+        """The process, with memory of so many slots and with pipes."""
+        with ExitStack() as passed:  # the process has its own
+            memory = os.memfd_create("weights")
+            passed.callback(os.close, memory)
+            os.ftruncate(memory, slots * PIECE)
+            self._slots = np.frombuffer(mmap.mmap(memory, 0), np.uint8).reshape(slots, PIECE)
+            self._own.pin(self._slots)
+            self._stream = self._own.stream()
+            self._copied = [self._own.event() for _ in range(slots)]
+            free, self._free = os.pipe()
+            self._ready, ready = os.pipe()
+            for mine, other in ((self._free, free), (self._ready, ready)):
+                self._own.finally_(partial(os.close, mine))
+                passed.callback(os.close, other)
+            os.write(self._free, bytes(range(slots)))
+            numbers = self._chunk, PIECE, lanes, int(self._gpu.integrated), memory, free, ready
+            script = [sys.executable, "-I", "-S", read_process.__file__, self._path]
+            return subprocess.Popen([*script, *map(str, numbers)], pass_fds=(memory, free, ready))
 
     def wait(self) -> int:
         """Returns the address once all bytes are there. Raises what `check` raised, and EngineError
-        if the file was truncated meanwhile."""
+        if the file was truncated meanwhile or cannot be read."""
         try:
-            for lane in self._lanes:
-                lane.result()
-        finally:  # KeyboardInterrupt too: the pool waits for its threads
+            self._copying.result()
+        finally:  # KeyboardInterrupt too
             self.close()
         if self._gpu.integrated:  # drops pages that readahead loaded after their range was dropped
             with self._path.open("rb") as file:
-                _drop(file.fileno(), 0, self._size)
+                os.posix_fadvise(file.fileno(), 0, self._size, os.POSIX_FADV_DONTNEED)
         return self.address
 
     def close(self) -> None:
-        """Ends the threads, each after its current chunk. May be called twice."""
-        self._job.stop()
+        """Ends the process and the thread. May be called twice."""
+        self._reader.kill()  # then the thread finds the end of its pipe
+        self._reader.wait()
         self._pool.shutdown()
         self._own.close()
 
-
-def _drop(file: int, at: int, size: int) -> None:
-    os.posix_fadvise(file, at, size, os.POSIX_FADV_DONTNEED)
-
-
-class _Job:
-    """State of one upload, shared by its threads."""
-
-    def __init__(
-        self,
-        gpu: Gpu,
-        stream: Stream,
-        path: Path,
-        size: int,
-        chunk: int,
-        address: int,
-        check: Check,
-    ) -> None:
-        self._gpu, self._stream, self._path, self._size = gpu, stream, path, size
-        self._chunk, self._address, self._check = chunk, address, check
-        self._starts: Iterator[int] = iter(range(0, size, chunk))  # `next` of a range is atomic
-        self._stopped = False
-        self._drops = gpu.integrated
-
-    def stop(self) -> None:
-        """Lets every thread end after its current chunk."""
-        self._stopped = True
-
-    def run(self, stages: Bytes, copied: list[Event]) -> None:
-        """Processes chunks until none is left or another thread has failed."""
+    def _run(self) -> None:
+        """Copies pieces as they come, until the file is there."""
         self._gpu.use()
+        left, flying = self._size, deque[int]()  # slots that are being copied, in order
         try:
-            with self._path.open("rb", buffering=0) as file:
-                for start in self._starts:
-                    if self._stopped:
-                        return
-                    digest = self._move(file.fileno(), start, stages, copied)
-                    self._check(start // self._chunk, digest)
-        except BaseException:
-            self._stopped = True
-            raise
-        finally:  # copies that are queued read the stages
-            for event in copied:
-                self._gpu.wait_for(event)
+            while left or flying:
+                if left and (not flying or select.select([self._ready], [], [], 0)[0]):
+                    for slot, count, at, digest in self._pieces():
+                        flying.append(slot)
+                        self._copy(slot, count, at, digest)
+                        left -= count
+                else:
+                    self._gpu.wait_for(self._copied[flying[0]])
+                    with suppress(BrokenPipeError):  # the process has read everything
+                        os.write(self._free, bytes([flying.popleft()]))
+        finally:  # copies that are queued read the slots
+            for slot in flying:
+                self._gpu.wait_for(self._copied[slot])
 
-    def _move(self, file: int, start: int, stages: Bytes, copied: list[Event]) -> str:
-        digest = hashlib.sha256()
-        end = min(start + self._chunk, self._size)
-        for turn, at in enumerate(range(start, end, PIECE)):
-            stage = stages[turn % STAGES][: min(PIECE, end - at)]
-            self._gpu.wait_for(copied[turn % STAGES])
-            self._read(file, at, stage)
-            self._gpu.upload(self._address + at, stage, self._stream)
-            self._gpu.record(copied[turn % STAGES], self._stream)
-            digest.update(stage)
-            if self._drops:
-                _drop(file, at, len(stage))
-        return digest.hexdigest()
+    def _pieces(self) -> Iterator[tuple[int, int, int, bytes]]:
+        """The records of the pieces that are read; waits for one."""
+        data = os.read(self._ready, MOST_RECORDS * RECORD.size)
+        if not data:
+            raise EngineError(
+                f"{self._path} was not read to its end: the process that reads it ended with code "
+                f"{self._reader.wait()}; start the engine again"
+            )
+        return RECORD.iter_unpack(data)
 
-    def _read(self, file: int, at: int, stage: Bytes) -> None:
-        view = stage.data
-        while view:
-            count = os.preadv(file, [view], at)
-            if not count:
-                raise EngineError(
-                    f"{self._path} was truncated while it was read; rebuild the engine"
-                )
-            view, at = view[count:], at + count
+    def _copy(self, slot: int, count: int, at: int, digest: bytes) -> None:
+        index, end = at // self._chunk, at + count
+        last = min((index + 1) * self._chunk, self._size)
+        if end < min(at + PIECE, last):
+            raise EngineError(f"{self._path} was truncated while it was read; rebuild the engine")
+        self._gpu.upload(self.address + at, self._slots[slot, :count], self._stream)
+        self._gpu.record(self._copied[slot], self._stream)
+        if end == last:
+            self._check(index, digest.hex())

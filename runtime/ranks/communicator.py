@@ -53,7 +53,6 @@ class LinkCommunicator:
         self._links.close()
 
     def _parts(self, what: str, array: Array) -> list[Array]:
-        """The arrays of all ranks, by rank."""
         own = np.ascontiguousarray(array).reshape(array.shape)
         found = self._links.exchange(what, own.nbytes, own.reshape(-1).view(np.uint8))
         parts = {k: np.frombuffer(v, own.dtype).reshape(own.shape) for k, v in found.items()}

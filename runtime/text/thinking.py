@@ -51,6 +51,8 @@ BUDGETS = (
 SWITCHES = ("enable_thinking", "enableThinking", "think")
 MOST_BUDGET = 2**31 - 1  # a larger one is no limit: no engine holds as many tokens
 # Fields of a request's body that `of` reads.
+# Names that a chat template gets from the request.
+RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 FIELDS = (*SWITCHES, *("thinking", "reasoning", "reasoning_effort", "include_reasoning"), *BUDGETS)
 _IN_KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "thinking_budget")
 _LEVELS = ("minimal", "low", "medium", "high", "xhigh", "max")  # efforts, ascending

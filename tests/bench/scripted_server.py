@@ -82,7 +82,6 @@ def running(server: Scripted) -> Iterator[Scripted]:
 
 
 def event(row: dict[str, Any] | str) -> bytes:
-    """One server-sent event."""
     return f"data: {row if isinstance(row, str) else json.dumps(row)}\n\n".encode()
 
 

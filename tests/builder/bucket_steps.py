@@ -38,7 +38,6 @@ class Engine:
         return self.folder.manifest.states
 
     def bucket(self, family: str) -> Bucket:
-        """The family's largest bucket."""
         found = [b for b in self.folder.manifest.buckets if b.family == family]
         return max(found, key=lambda b: b.rows)
 

@@ -55,7 +55,6 @@ def _quiet(text: str) -> None:
 
 
 def _built(folder: Path, format: str, moe: bool = False) -> tuple[Path, Path]:
-    """(checkpoint, engine)."""
     checkpoint = folder / "checkpoint"
     write_checkpoint(checkpoint, SHALLOW, format=format, moe=moe, seed=4)
     build(checkpoint, folder / "engine", OPTIONS, _quiet)

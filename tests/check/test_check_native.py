@@ -33,7 +33,6 @@ LEVELS = ("model", "layer", "op", "text")
 
 
 def built(folder: Path, target: str, kv: str = "auto", format: str = "modelopt_mixed") -> Path:
-    """An engine of one random checkpoint."""
     checkpoint = folder / "checkpoint"
     if not checkpoint.exists():
         # Every expert: a random router would choose others for a tenth of the rows.

@@ -36,7 +36,6 @@ class Call:
     arguments: Mapping[str, Any]
 
     def schema(self) -> Json:
-        """Of these arguments and no others."""
         kinds = {str: "string", bool: "boolean", int: "integer", list: "array"}
         rows = {k: {"type": kinds[type(v)], "const": v} for k, v in self.arguments.items()}
         return {
@@ -94,7 +93,6 @@ class Chat:
 
     @staticmethod
     def results(body: Json) -> list[Any]:
-        """What tools gave."""
         return [m.get("content") for m in body.get("messages", []) if m.get("role") == "tool"]
 
     @staticmethod
@@ -110,7 +108,6 @@ class Chat:
 
     @staticmethod
     def shape(body: Json) -> None:
-        """Has the constant answered."""
         body["response_format"] = {"type": "json_schema", "json_schema": _SCHEMA}
 
     @staticmethod
@@ -127,7 +124,6 @@ class Messages:
 
     @staticmethod
     def results(body: Json) -> list[Any]:
-        """What tools gave."""
         contents = [m.get("content") for m in body.get("messages", [])]
         blocks = [b for content in contents if isinstance(content, list) for b in content]
         return [b.get("content") for b in blocks if b.get("type") == "tool_result"]
@@ -144,7 +140,6 @@ class Messages:
 
     @staticmethod
     def shape(body: Json) -> None:
-        """Has the constant answered."""
         form = {"type": "json_schema", "schema": _SCHEMA["schema"]}
         body["output_config"] = {**body.get("output_config", {}), "format": form}
 
@@ -162,7 +157,6 @@ class Responses:
 
     @staticmethod
     def results(body: Json) -> list[Any]:
-        """What tools gave."""
         items = body.get("input")
         rows = items if isinstance(items, list) else []
         return [r.get("output") for r in rows if str(r.get("type")).endswith("_call_output")]
@@ -179,7 +173,6 @@ class Responses:
 
     @staticmethod
     def shape(body: Json) -> None:
-        """Has the constant answered."""
         body["text"] = {**(body.get("text") or {}), "format": {"type": "json_schema", **_SCHEMA}}
 
     @staticmethod
@@ -200,7 +193,6 @@ def step_of(api: Any, body: Json, calls: Mapping[str, Call]) -> str:
 
 
 def forced(api: Any, body: Json, calls: Mapping[str, Call]) -> Json:
-    """The body that the server gets."""
     body = json.loads(json.dumps(body))
     step = step_of(api, body, calls)
     for call in calls.values():
@@ -294,7 +286,6 @@ def _hang_up(client: socket.socket, server: socket.socket, ended: threading.Even
 
 
 def _answer(client: BaseHTTPRequestHandler, got: HTTPResponse, exchange: Exchange) -> None:
-    """Hands the answer on, in chunks."""
     client.send_response(got.status)
     for key, value in got.getheaders():
         if key.lower() not in _OWN_HEADERS:

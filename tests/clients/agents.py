@@ -93,7 +93,6 @@ class Run:
         return "text" if "image" in json.dumps(results[-1:]).lower() else ""
 
     def problems(self) -> list[str]:
-        """Why the run is no success."""
         found = [] if self.code == 0 else [f"exit code {self.code}: {self.output[-300:]}"]
         if ANSWER not in self.output:
             found.append("it did not show the answer")
@@ -113,7 +112,6 @@ class Run:
         return found
 
     def row(self) -> dict[str, Any]:
-        """What the page says of it."""
         turns = [turn for step in STEPS if (turn := self.turn(step))]
         body = turns[0].asked or {} if turns else {}
         kinds = sorted({tool.get("type", "custom") for tool in body.get("tools", [])})
@@ -132,7 +130,6 @@ class Run:
 
 
 def version(agent: Agent) -> str:
-    """Of its package."""
     version = json.loads((LOCK / "package.json").read_text())["dependencies"][agent.package]
     return str(version).removesuffix("-linux-x64")
 
@@ -168,8 +165,6 @@ def build() -> Path:
 
 
 def picture(size: int = 16) -> bytes:
-    """A PNG of one colour gradient."""
-
     def chunk(kind: bytes, data: bytes) -> bytes:
         check = struct.pack(">I", zlib.crc32(kind + data))
         return struct.pack(">I", len(data)) + kind + data + check
@@ -227,7 +222,6 @@ def end_all(home: Path) -> None:
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
-    """The page's part that is made."""
     heads = ["agent", "package", "API", "tools", "prompt tokens", "cached", "shell", "image"]
     lines = [f"| {' | '.join([*heads, 'exit code', 'requests'])} |", f"|{'---|' * 10}"]
     for name, row in rows.items():

@@ -39,7 +39,6 @@ Verdicts = dict[str, str]  # by feature: "" or what failed
 
 
 def clients() -> dict[str, list[str]]:
-    """The packages of each client."""
     rows = tomllib.loads(PACKAGES.read_text())
     return {name: row["packages"] for name, row in rows.items() if isinstance(row, dict)}
 
@@ -63,7 +62,6 @@ def install(name: str, packages: list[str]) -> Path:
 
 
 def tried(name: str, python: Path, url: str, home: Path) -> Verdicts:
-    """What a client's script says."""
     model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
     env = {**os.environ, **OFFLINE, "HOME": str(home), "PYTHONPATH": "", "PYTHONSAFEPATH": ""}
     command = [python, HERE / "scripts" / f"with_{name}.py", url, model]

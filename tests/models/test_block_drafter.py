@@ -46,7 +46,6 @@ WINDOW = 40  # shorter than most contexts here
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A checkpoint and its drafter."""
     path = tmp_path_factory.mktemp("block")
     write_checkpoint(path / "checkpoint", SMALL, "f32", seed=5)
     write_drafter(path / "drafter", TARGET, sliding_window=WINDOW)

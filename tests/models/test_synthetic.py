@@ -49,7 +49,6 @@ def folder(path: Path, format: str, moe: bool, seed: object = 1, head: bool = Fa
 
 
 def drawn_of(path: Path) -> Synthetic:
-    """The drawn tensors of a folder."""
     found = open_model(path).checkpoint
     assert isinstance(found, Synthetic)
     return found

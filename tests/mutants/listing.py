@@ -44,7 +44,6 @@ class Mutant:
 
     @property
     def file(self) -> str:
-        """The first file that it changes."""
         return self.edits[0].file
 
 

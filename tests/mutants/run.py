@@ -88,7 +88,6 @@ class Copy:
                 path.unlink() if was is None else path.write_text(was)
 
     def close(self) -> None:
-        """Ends the worker."""
         self._worker.kill()
         self._worker.wait()
 
@@ -174,7 +173,6 @@ def _passed(copy: Copy, tests: Iterable[str]) -> set[str]:
 
 
 def _try(copy: Copy, mutant: Mutant, passed: Iterable[str]) -> str:
-    """Its line."""
     if not any(p == t or p.startswith((f"{t}[", f"{t}::")) for t in mutant.tests for p in passed):
         verdict, words = "skipped", "none of its tests runs on this machine"
     else:
@@ -189,7 +187,6 @@ def _try(copy: Copy, mutant: Mutant, passed: Iterable[str]) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command."""
     parser = argparse.ArgumentParser(prog="tests.mutants.run")
     parser.add_argument("--only", default="", help="a pattern in label, file or reason")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)

@@ -117,7 +117,6 @@ class _Files:
         return self.default
 
     def get(self, name: str) -> F64:
-        """A plain tensor."""
         return self.once(name, lambda: self.tensors[name].astype(np.float64))
 
     def once(self, name: str, make: Callable[[], F64]) -> F64:

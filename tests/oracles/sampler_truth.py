@@ -59,7 +59,6 @@ def uniform(position: int, seed: tuple[int, int]) -> float:
 
 
 def sample(row: Row) -> Drawn:
-    """One row through the pipeline."""
     drawn = Drawn()
     if not all(map(math.isfinite, row.logits)):
         return Drawn(ok=False)

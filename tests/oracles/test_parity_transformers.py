@@ -48,8 +48,6 @@ LONGEST = 150
 
 @dataclass(frozen=True)
 class Network:
-    """One random checkpoint."""
-
     moe: bool = False
     prefix: str = "model."
     experts: str = "split"
@@ -116,8 +114,6 @@ def _write(network: Network, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Made:
-    """A network's checkpoint and its engine."""
-
     name: str
     folder: Path
     engine: Loaded
@@ -143,8 +139,6 @@ def _run(engine: Loaded, length: int, splits: tuple[int, ...], decoded: int) -> 
 
 
 class Transformers:
-    """The checkpoint opened by transformers."""
-
     def __init__(self, folder: Path, moe: bool) -> None:
         import torch
         import transformers
@@ -157,7 +151,6 @@ class Transformers:
         self.model.eval()
 
     def forward(self, ids: list[int]) -> Truth:
-        """One call over the whole prompt."""
         import torch
 
         with torch.no_grad():

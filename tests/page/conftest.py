@@ -157,5 +157,4 @@ def script(page: Any, *chunks: dict[str, Any] | str, status: int = 200) -> list[
 
 
 def delta(finish: str | None = None, **parts: Any) -> dict[str, Any]:
-    """A chunk of an answer."""
     return {"choices": [{"index": 0, "delta": parts, "finish_reason": finish}]}

@@ -35,7 +35,6 @@ class Node:
 
 
 def spec_of(name: str, array: Array) -> TensorSpec:
-    """The spec of an array."""
     return TensorSpec(name, DType.of(array.dtype), array.shape)
 
 

@@ -69,7 +69,6 @@ def _fused(op: Op) -> str:
 
 
 def written(page: str) -> str:
-    """The page with the table anew."""
     before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}{table()}{END}{rest.split(END)[1]}"
 

@@ -180,7 +180,6 @@ def disassembler() -> Path | None:
 
 
 def disassembled(job: nvrtc.Job, target: Target, compiled: Path, folder: Path) -> str:
-    """The job's machine code as text."""
     tool = disassembler()
     if tool is None:
         pytest.skip("needs nvdisasm: pip install nvidia-cuda-nvdisasm")

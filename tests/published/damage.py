@@ -88,7 +88,6 @@ def added(name: str, array: Array, file: str = SINGLE) -> Change:
 
 
 def split_files(written: Written) -> None:
-    """Two files and no index."""
     names = [*written.tensors]
     for i in range(2):
         part = {n: written.tensors[n] for n in names[i::2]}

@@ -193,7 +193,6 @@ ABLITERATED = compressed(
 
 
 def by_names(schemes: Schemes) -> Json:
-    """MIXED with full names as targets."""
     kinds = ("fp8_rows", "ct_nvfp4")
     named = [(k, [m for m, scheme in schemes.items() if scheme == k]) for k in kinds]
     return compressed(*named, ignored=["re:^mtp.*"], kv=True)(schemes)

@@ -106,7 +106,6 @@ def fp8_blocks(w: F32, name: str = "weight_scale_inv", dtype: Any = BF16, four: 
 
 
 def nvfp4(w: F32, module: str, inputs: bool = True) -> Packed:
-    """ModelOpt's names; scales multiply."""
     q = quantisers.nvfp4(w)
     assert q.scale2 is not None
     stored = {"weight": q.codes, "weight_scale": q.scale, "weight_scale_2": q.scale2}
@@ -117,7 +116,6 @@ def nvfp4(w: F32, module: str, inputs: bool = True) -> Packed:
 
 
 def ct_nvfp4(w: F32, module: str, inputs: bool = True) -> Packed:
-    """compressed-tensors' names; the global scales divide."""
     q = quantisers.nvfp4(w, divide=True)
     assert q.scale2 is not None
     stored = {"weight_packed": q.codes, "weight_scale": q.scale}

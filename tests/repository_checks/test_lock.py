@@ -15,7 +15,6 @@ _ROW = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
 
 
 def locked() -> dict[str, str]:
-    """{package: its version}."""
     rows = _ROW.findall((ROOT / "requirements.lock").read_text())
     return {canonicalize_name(name): version for name, version in rows}
 

@@ -178,7 +178,6 @@ class FakeExecutor:
         return self._device.launch(lambda: self._work({**buffers, **store.arrays, **frozen}))
 
     def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
-        """The other tables are read now."""
         now = {spec.name: buffers[spec.name].copy() for spec in tables(self._limits)}
 
         def rest() -> Wait:

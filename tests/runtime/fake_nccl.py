@@ -58,8 +58,6 @@ class Place:
 
 
 class Comm:
-    """A rank's end."""
-
     def __init__(self, place: Place, rank: int) -> None:
         self.place, self.rank, self.aborted = place, rank, False
 

@@ -26,7 +26,6 @@ def compile_engine(trt: object, model: onnx.ModelProto, weights: Path, label: st
 
 
 def module(gpu: Any) -> ModuleType:
-    """The package, over this device."""
     found = ModuleType("tensorrt_rtx")
     found.__version__ = "1.7.1"  # type: ignore[attr-defined]
     found.ILogger = _Logger  # type: ignore[attr-defined]

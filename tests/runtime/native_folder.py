@@ -49,7 +49,6 @@ def header(rows: int) -> EngineHeader:
 
 
 def body(rows: int) -> dict[str, Any]:
-    """The payload's JSON."""
     specs = {s.name: s.nbytes for s in (*header(rows).inputs, *header(rows).outputs)}
     args: list[list[Any]] = [["weight", "w"], ["i32", W.nbytes], ["arena", 256, 768], ["i32", 768]]
     args += [["zeroed", 0, 512 if rows == 4 else 256], ["i64", 256]]
@@ -72,7 +71,6 @@ def body(rows: int) -> dict[str, Any]:
 
 
 def encode(row: Mapping[str, Any]) -> bytes:
-    """A payload."""
     text = json.dumps(row).encode()
     return len(text).to_bytes(8, "little") + text + b"cubin"
 

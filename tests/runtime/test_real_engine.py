@@ -16,15 +16,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from spark_engine.builder.build import build
-from spark_engine.interface import drafts_of
-from spark_engine.runtime.cli.terminal.session import Session
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.policy.pacing import LATENCY, THROUGHPUT
-from spark_engine.runtime.engine.policy.step_costs import StepCosts
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
-from spark_engine.runtime.server.api.common import Body
 from tests.runtime.engine import automaton
 from tests.runtime.engine.invariants import check_idle
 from tests.runtime.random_engines import (
@@ -346,43 +342,6 @@ def test_drafts_that_are_right_are_kept(drafting: Loaded) -> None:
     offered, kept = stats["drafts_by_position"], stats["accepted_by_position"]
     assert isinstance(offered, list) and isinstance(kept, list)
     assert 0.65 < kept[0] / offered[0] < 0.85 and 0.5 < kept[2] / kept[1] < 1
-
-
-def test_text_outside_a_shortlist_is_drafted_less_and_stays_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two ids are drafted. Of texts that have others none is, and the engine makes no more rounds
-    than it measures that with."""
-    monkeypatch.setattr(StepCosts, "ran", lambda costs, bucket, microseconds: None)
-    options = replace(OPTIONS, decode=(1,), verify=((1, 1), (1, 3)), drafts=3, draft_vocab=(10, 20))
-    loaded = load_random(tmp_path, "f32", False, options, head=True)
-    loaded = replace(loaded, costs={key: 10.0 + drafts_of(key[0]) for key in loaded.executors})
-    kept, rounds = [], []
-    for words in ((10, 20), (11, 21)):
-        bias, params = dict.fromkeys(words, 100.0), SamplingParams(max_tokens=80, ignore_eos=True)
-        requests = [
-            Request((7, seed), replace(params, logit_bias=bias, seed=seed, temperature=seed % 2))
-            for seed in range(4)
-        ]
-        alone = run_solo(loaded, requests, UNDRAFTED)
-        assert {token for events in alone for token, *_ in events} == {*words}
-        engine = Engine(loaded, EngineOptions(depth=1))
-        compare(play(engine, requests, random.Random(1)), alone, exact=True)
-        counts = engine._loop.counts
-        kept.append(sum(counts.accepted_by_position))
-        rounds.append(counts.rounds_by_k[1] + counts.rounds_by_k[3])
-    assert kept[0] > 40 and kept[1] == 0
-    assert rounds[1] < 60, "320 tokens one by one, and probes"
-    session = Session(tmp_path / "engine")
-    body = Body(max_tokens=90, ignore_eos=True, logit_bias={"10": 100.0, "20": 100.0}, seed=1)
-    answer = session.start([7, 1], body)
-    assert [*session.pieces(answer)]
-    drafts = answer.to_json()["drafts"]
-    (own,) = drafts.pop("by_source").items()
-    verified, kept_of_it = own[1]["verified"], own[1]["kept"]
-    assert own[0] == "mtp" and len(kept_of_it) == 3 and verified[0] >= kept_of_it[0] > 0
-    assert (sum(verified), sum(kept_of_it)) == (drafts["verified"], drafts["accepted"])
-    session.close()
 
 
 def test_a_draft_head_changes_no_token(drafting: Loaded, tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Trials of the whole server that take minutes: `make abuse`, `make served`, `make soak-server`."""
+"""Trials of the whole server that take minutes: `make abuse`, `make soak-server` and others."""

@@ -61,15 +61,12 @@ class Clients:
         self._excused = time.monotonic() + seconds
 
     def pause(self) -> None:
-        """No new sessions."""
         self._open.clear()
 
     def reopen(self) -> None:
-        """Starts again."""
         self._open.set()
 
     async def gone(self) -> None:
-        """Returns when no client is here."""
         while self._now:
             await asyncio.sleep(0.05)
 
@@ -83,7 +80,6 @@ class Clients:
 
     @contextlib.contextmanager
     def here(self, number: int, what: str) -> Iterator[None]:
-        """A client is here meanwhile."""
         self._now[number] = what
         try:
             yield
@@ -91,7 +87,6 @@ class Clients:
             self._now.pop(number, None)
 
     async def live(self, number: int) -> None:
-        """One client: session after session."""
         rng = random.Random(number)
         while True:
             await asyncio.sleep(rng.expovariate(1 / PAUSE_S))
@@ -118,7 +113,6 @@ class Clients:
         return f"{session}: WRONG"
 
     def client(self) -> httpx.AsyncClient:
-        """A connection for one session."""
         return httpx.AsyncClient(base_url=self.url, verify=False, timeout=PATIENCE_S)
 
     def error(self, answer: httpx.Response) -> str:
@@ -225,7 +219,6 @@ async def leave(at: Clients, rng: random.Random) -> str:
 
 
 async def slow(at: Clients, rng: random.Random) -> str:
-    """A stream that is read slowly."""
     return await stream(at, rng, pause_s=0.2)
 
 
@@ -270,7 +263,6 @@ async def too_long(at: Clients, rng: random.Random) -> str:
 
 
 async def watch(at: Clients, rng: random.Random) -> str:
-    """A monitor."""
     async with at.client() as client:
         health, metrics = await client.get("/health"), await client.get("/metrics")
     if not metrics.is_success:

@@ -27,7 +27,6 @@ def read_dump(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def check_state(engine: dict[str, Any], http: dict[str, Any]) -> list[str]:
-    """What is held although nothing runs."""
     wrong = []
     for pool in engine["pools"]:
         cached = pool["kept_by_the_cache_alone"]
@@ -66,8 +65,6 @@ class Life:
 
 
 class Books:
-    """Both processes over all their lives."""
-
     def __init__(self) -> None:
         self.lives: dict[int, Life] = {}
         self.descendants = 0  # processes at the first quiet point
@@ -100,12 +97,10 @@ class Books:
         return wrong
 
     def line(self) -> str:
-        """The latest entries."""
         rows = [life for life in self.lives.values() if life.memory][-4:]
         return "; ".join(f"{r.name} {r.memory[-1]:.0f} MB {r.descriptors[-1]} fd" for r in rows)
 
     def verdict(self) -> list[str]:
-        """The processes with memory that grew."""
         for life in self.lives.values():
             print(f"{life.name}: MB {[round(m) for m in life.memory]}, fd {life.descriptors}")
         grown = {pid: life.growth() for pid, life in self.lives.items()}

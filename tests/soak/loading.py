@@ -156,7 +156,6 @@ def status(word: str) -> int:
 
 
 def main(words: list[str]) -> None:
-    """A process's part, or the whole."""
     if words[0] == "write":
         _write(Path(words[1]), int(words[2]))
     elif words[0] == "start":

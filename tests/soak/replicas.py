@@ -38,8 +38,6 @@ CLIENTS, QUIET_S = 8, 10.0
 
 
 class Soak:
-    """One run."""
-
     def __init__(self, folder: Path, replicas: int) -> None:
         self.folder, self.replicas = folder, replicas
         self.port = free_port()
@@ -80,7 +78,6 @@ class Soak:
         raise SystemExit(f"there are not {names} replicas, {over}: see the log")
 
     async def client(self, number: int, http: httpx.AsyncClient) -> None:
-        """Conversations, turn after turn."""
         messages: list[dict[str, str]] = []
         while not self.stop:
             if len(messages) > 6:

@@ -79,8 +79,6 @@ def cluster(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 class Life(Soak):
-    """One run."""
-
     def __init__(self, folder: Path, replicas: int, address: str, outside: str) -> None:
         super().__init__(folder, replicas)
         self.address, self.outside = address, outside
@@ -99,7 +97,6 @@ class Life(Soak):
         return text
 
     async def known(self) -> str:
-        """The engine that is placed."""
         text = await self.said("status")
         return str(json.loads(text[text.index("{") :])["engine"]) if "{" in text else text
 

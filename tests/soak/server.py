@@ -59,7 +59,6 @@ class Soak:
 
     @property
     def engine(self) -> int | None:
-        """The engine process."""
         return next((pid for pid in children(self.server) if runs(pid, ENGINE)), None)
 
     async def start(self) -> None:

@@ -1,7 +1,7 @@
 """Mistakes of new users, by the real commands: exit code 2, one line of value and remedy.
 
 Those of single options are next to the options; what a server answers to requests is in
-tests/runtime/server, what make and pip say in tests/repository_checks and tests/soak/newcomer.py.
+tests/runtime/server, what make and pip say in tests/repository_checks.
 """
 
 import json

@@ -13,16 +13,12 @@ from spark_engine.typed import MOST, typed
 
 @dataclass(frozen=True)
 class Inner:
-    """A leaf."""
-
     name: str
     count: int = 3
 
 
 @dataclass(frozen=True)
 class Outer:
-    """One field of each kind."""
-
     inner: Inner
     many: tuple[Inner, ...]
     counts: Mapping[str, int]

@@ -75,7 +75,6 @@ class Laws:
         return next((by for by, key in pairs if key in self.found), "")
 
     def exact(self, node: Node, prefills: bool) -> bool:
-        """Whether the very tactic was measured."""
         return self.fitted_by(node, prefills) == BY[0]
 
 

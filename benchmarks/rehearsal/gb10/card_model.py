@@ -118,7 +118,6 @@ class Times:
 
     @property
     def seconds(self) -> float:
-        """With everything overlapped but the launch."""
         return self.launch + max(self.dram, self.tensor, self.work)
 
     @property
@@ -128,7 +127,6 @@ class Times:
 
     @property
     def bound(self) -> str:
-        """What takes longest."""
         found = {"bytes": self.dram, "tensor": self.tensor, "issue": self.work}
         found["launch"] = self.launch
         return max(found, key=lambda name: found[name])

@@ -250,7 +250,6 @@ def held_lines(path: Path) -> tuple[list[str], bool]:
 
 
 def held_line(row: Mapping[str, Any]) -> str:
-    """One bucket."""
     unseen = row["unseen_error"]
     apart = "–" if unseen is None else f"{row['unseen_ms']:8.2f} ms ({unseen:+.1%})"
     model = f"{row['model']:15} " if "model" in row else ""
@@ -261,7 +260,6 @@ def held_line(row: Mapping[str, Any]) -> str:
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """One predicted bucket."""
     tokens = row["rows"] * (PREFILL_TILE if row["family"] == PREFILL else 1)  # or rows of an image
     parts = ", ".join(
         f"{s['node']} {s['ms']:.1f} of {s['floor_ms']:.1f} ({s['bound']})" for s in row["slowest"]
@@ -278,7 +276,6 @@ def _ms(seconds: float) -> float:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     default = LAUNCHES if LAUNCHES.is_file() else KNOWN
     parser.add_argument("--from", dest="source", type=Path, default=default, help="measured times")

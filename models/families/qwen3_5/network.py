@@ -25,7 +25,6 @@ MakeMlp = Callable[[ModelConfig, str], Mlp]  # makes the MLP of a name
 
 
 def dense_mlp(c: ModelConfig, name: str) -> Swiglu:
-    """The MLP of a dense layer."""
     return swiglu(name, c.hidden, c.intermediate or 0)
 
 

@@ -42,7 +42,6 @@ def refuse(n: int, k: int) -> str | None:
 
 
 def plan(node: Node, form: Form) -> Plan:
-    """One launch."""
     m, n, k = node.shape("tokens", "N", "K")
     block_m = next((b for b in sorted(form.tiles) if m <= b), max(form.tiles))
     block_tiles, depth = form.tiles[block_m]

@@ -144,7 +144,6 @@ def refuse(problem: Problem, form: StreamKForm, target: Target) -> str | None:
 
 
 def plan(node: Node, config: SkinnyConfig, problem: Problem, form: StreamKForm) -> Plan:
-    """One launch."""
     macros = {
         "SKINNY": 1,
         "BLOCK_M": block_m(problem),

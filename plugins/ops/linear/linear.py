@@ -151,7 +151,6 @@ def op_of(forms: tuple[Format, ...]) -> Op:
 
 
 def _form(forms: tuple[Format, ...], attrs: Attrs) -> Format:
-    """That of a node."""
     return next(f for f in reversed(forms) if all(attrs.get(n) == v for n, v in f.attrs.items()))
 
 

@@ -42,7 +42,6 @@ def few(share: int) -> int:
 
 
 def columns(attrs: Attrs, share: int) -> int:
-    """The columns of `part`."""
     return 2 * int(attrs["top"]) + 3 * few(share) + 4
 
 

@@ -13,10 +13,9 @@ from spark_engine.errors import OptionError
 from spark_engine.runtime.cli.options.option import CHATS, FILE, ONE, SERVING, Group, Mode, table
 from spark_engine.runtime.engine.request import MOST_IMAGES
 from spark_engine.runtime.server.api.common import Body
-from spark_engine.runtime.server.prompts.conversation import ChatOptions
-from spark_engine.runtime.text.chat import RESERVED
+from spark_engine.runtime.server.prompts.chat_options import ChatOptions
 from spark_engine.runtime.text.reply_formats import AUTO, REASONING, TOOLS
-from spark_engine.runtime.text.thinking import EFFORTS
+from spark_engine.runtime.text.thinking import EFFORTS, RESERVED
 
 CHATTING = frozenset(Mode) - {Mode.PROMPT, Mode.PROMPT_IDS}
 SEEING = frozenset(Mode) - {Mode.PROMPT_IDS}

@@ -33,7 +33,7 @@ from spark_engine.runtime.engine.policy.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.server.http.host_names import allowed_hosts
 from spark_engine.runtime.server.process.options import ServerOptions
-from spark_engine.runtime.server.prompts.conversation import ChatOptions
+from spark_engine.runtime.server.prompts.chat_options import ChatOptions
 
 GIB, MOST_GIB = 1 << 30, 1 << 20
 _ORIGIN = re.compile(r"https?://[^/\s:]+(:\d+)?|https?://\[[0-9a-fA-F:]+\](:\d+)?")

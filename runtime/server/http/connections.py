@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
-import os
-import resource
 import socket
 import sys
 import termios
@@ -29,8 +27,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from spark_engine.runtime.server.api.answers import Json, error
 from spark_engine.runtime.server.http.framing import PIECE, Parser
 
-SPARE = 16  # descriptors for files opened while serving, and for connections being accepted
-MOST_DESCRIPTORS = 1 << 20  # some systems' hard limit is a thousand times this
 WRITE_S = 30.0  # an answer is aborted when its client takes no byte for this long
 RETRIED = (408, 503)  # refusals after which the same request may be sent again
 TURN_S = 0.005  # for parsing all connections, before the event loop does other work
@@ -293,18 +289,3 @@ class Connection(H11Protocol):
         self._stop()
         self._trust_reader()
         self._connections.leave(self)
-
-
-def raise_descriptor_limit() -> int:
-    """Raises the limit of descriptors of this process and its children to the most; returns it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        return wanted
-    return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
-
-
-def connection_capacity(limit: int, kinds: int = 1) -> int:
-    """The connections of each of `kinds` that `limit` descriptors allow; at least one."""
-    return max(1, (limit - len(os.listdir("/proc/self/fd")) - SPARE) // kinds)

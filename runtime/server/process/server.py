@@ -4,26 +4,30 @@ Knows which part of a server begins when; `http_server.py` serves, `runtime/serv
 the endpoints.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spark_engine.runtime.server.engine_client.heap import return_large_buffers, trimmed_heap
-from spark_engine.runtime.server.http.connections import raise_descriptor_limit
+from spark_engine.runtime.server.http.descriptors import raise_descriptor_limit
 from spark_engine.runtime.server.http.host_names import is_loopback
 from spark_engine.runtime.server.http.tls import ServerTls
 from spark_engine.runtime.server.operation.keys import Keyring
 from spark_engine.runtime.server.operation.log_limit import limited_log
 from spark_engine.runtime.server.operation.telemetry import check_endpoint
 from spark_engine.runtime.server.process import leaving, lifecycle
-from spark_engine.runtime.server.process.models import open_models, plan_models
 from spark_engine.runtime.server.process.open_service import open_service, prepare
 from spark_engine.runtime.server.process.options import ServerOptions
 from spark_engine.runtime.server.process.port import bind
-from spark_engine.runtime.server.service.models import Models
+
+if TYPE_CHECKING:
+    from spark_engine.runtime.server.service.models import Models
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +44,9 @@ def run(folder: Path, options: ServerOptions) -> int:
 
 def run_models(folders: Mapping[str, Path], options: ServerOptions) -> int:
     """Serves engines under their names, each loaded while it is wanted. Raises what `run` does."""
+    # imported here: one engine starts without it
+    from spark_engine.runtime.server.process.models import open_models, plan_models
+
     rows, budgets = plan_models(folders, options)
     _check(options)
     opened = open_models(rows, budgets, options.idle_unload_s)
@@ -58,6 +65,9 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     @contextlib.asynccontextmanager
     async def opened() -> AsyncIterator[Models]:
         async with open_service(command, folder, options) as service:
+            # imported here, as below
+            from spark_engine.runtime.server.service.models import Models
+
             yield Models([service])
 
     return await _serve(opened(), [folder], options)

@@ -1,7 +1,6 @@
 """The command that runs the rehearsal's parts: what they tell is kept, deaths and hangs too."""
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -22,13 +21,10 @@ from benchmarks.rehearsal import (
     layers,
     ops,
     sanitized,
-    skip_done_tests,
-    source_digest,
     steps,
     tables,
 )
 from benchmarks.rehearsal import tests as gpu_tests
-from benchmarks.rehearsal.other_process import Pulse
 from benchmarks.rehearsal.reporter import Reporter
 from benchmarks.result_files import CONFIGS, MODELS, read, write
 from spark_engine.errors import ExecutorError
@@ -106,19 +102,6 @@ def test_a_part_that_dies_or_hangs_is_resumed_behind_it(
     assert all(rows[label]["right"] for label in "acd")
 
 
-def test_one_that_dies_before_it_begins_is_not_tried_for_ever(tmp_path: Path) -> None:
-    starts: list[Sequence[str]] = []
-
-    def start(name: str, words: Sequence[str]) -> list[str]:
-        starts.append(words)
-        return [sys.executable, "-c", "raise SystemExit(3)"]
-
-    found = rehearsal.Found(tmp_path / "x.json")
-    assert not rehearsal.run_part("x", found, OPTIONS, 200.0, start)
-    assert len(starts) <= rehearsal.TRIES
-    assert found.rows["the part itself"]["note"] == "it ended with code 3"
-
-
 def test_a_part_that_never_ends_is_not_right(tmp_path: Path) -> None:
     """Each try tells a row and dies behind it: all rows are right, and the part was given up."""
     reporter: list[Sequence[str]] = []
@@ -133,124 +116,30 @@ def test_a_part_that_never_ends_is_not_right(tmp_path: Path) -> None:
     assert len(found.rows) == len(reporter) == rehearsal.TRIES and "gave_up" in found.head
 
 
-def test_rows_of_other_sources_are_measured_anew(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("resume", [False, True])
+def test_right_rows_of_an_earlier_call_stay_where_it_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: bool
 ) -> None:
-    """Rows with today's digest are kept; those of the older file, which have none, are not."""
-    held = {"a": "1", "b": "2", "c": "3", "d": "4"}
-    path = tmp_path / "part.py"
-    script = PART.format(root=str(ROOT), fault="pass")
-    path.write_text(
-        script.replace("reporter = Reporter()", f"reporter = Reporter(); reporter.hold({held})")
-    )
-    command: Any = lambda part, words: [sys.executable, str(path), *words]  # noqa: E731
-    monkeypatch.setattr(rehearsal.run_part, "__defaults__", (command,))
-    rows = [
-        {"label": "a", "right": True, "us": 7.0, "digest": "1"},
-        {"label": "b", "right": True, "us": 7.0, "digest": "of another kernel"},
-        {"label": "c", "right": True, "us": 7.0},
-        {"label": "gone", "right": True, "us": 7.0, "digest": "5"},
-    ]
+    monkeypatch.setattr(rehearsal.run_part, "__defaults__", (part(tmp_path, "pass"),))
+    rows = [{"label": "a", "right": True, "us": 7.0}, {"label": "b", "right": False}]
     kept = tmp_path / "ops.json.xz"
     write(kept, {"rows": rows})
     monkeypatch.setattr(rehearsal, "present", lambda: H200)
-    monkeypatch.setattr(sys, "argv", ["rehearsal", "--part", "ops", "--out", str(tmp_path)])
+    words = ["rehearsal", "--part", "ops", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", words + ["--resume"] * resume)
     assert rehearsal.main() == 0
-    found = {
-        row["label"]: (row["us"], row["digest"], row.get("card")) for row in read(kept)["rows"]
-    }
-    card = H200.card.product
-    new = {label: (1.5, digest, card) for label, digest in (("b", "2"), ("c", "3"), ("d", "4"))}
-    assert found == {"a": (7.0, "1", None)} | new
-    assert "3 rows are of other sources, b the first: measured anew" in capsys.readouterr().out
+    found = {row["label"]: (row["us"], row.get("card")) for row in read(kept)["rows"]}
+    new = dict.fromkeys("abcd", (1.5, H200.card.product))
+    assert found == (new | {"a": (7.0, None)} if resume else new)
 
 
-def test_what_died_in_this_call_is_not_tried_again_for_want_of_a_digest(tmp_path: Path) -> None:
-    held = dict.fromkeys("abcd", "1")
-    fault = f"reporter.hold({held}); os._exit(9) if label == 'b' else None"
-    right, kept = run(tmp_path, fault)
-    rows = {row["label"]: row for row in kept["rows"]}
-    assert not right and sorted(rows) == ["a", "b", "c", "d"] and "gave_up" not in kept
-    assert "digest" not in rows["b"] and rows["c"]["digest"] == "1"
-
-
-def test_a_digest_is_of_the_kernel_its_headers_and_the_launch() -> None:
-    (work, *_) = next(found for _, _, found in ops.works(GB10, {"embed"}))
-    first = source_digest.of_plan(work)
-    assert first == source_digest.of_plan(work) and len(first) == 16
-    launch = work.plan.launches[0]
-    other = replace(work.plan, launches=(replace(launch, defines=(*launch.defines, ("X", "1"))),))
-    assert source_digest.of_plan(replace(work, plan=other)) != first
-    texts = source_digest._texts(work.tactic.source)
-    assert len(texts) > 1, "with its headers"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source_digest, "_texts", lambda name: texts | {"a_header.cuh": "// changed"})
-        assert source_digest.of_plan(work) != first
-
-
-def _lay(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
-def test_a_digest_of_a_script_is_of_the_product_and_of_what_it_reads(tmp_path: Path) -> None:
-    _lay(tmp_path, {
-        "plugins/x/x.cu": "a",
-        "benchmarks/__init__.py": "",
-        "benchmarks/part.py": "from benchmarks import graphs\nrun('benchmarks.named')",
-        "benchmarks/graphs.py": "import numpy\nfrom tests.checkpoints import draw",
-        "benchmarks/named.py": "",
-        "tests/conftest.py": "",
-        "tests/checkpoints.py": "import tests.helper.deep",
-        "tests/helper/deep.py": "",
-        "tests/helper/fake.cuh": "",
-        "tests/test_other.py": "import tests.checkpoints",
-    })  # fmt: skip
-    known = lambda: source_digest.of_script(Path("benchmarks/part.py"), tmp_path)  # noqa: E731
-    first = known()
-    assert len(first) == 16
-    for name in ("plugins/x/notes.md", "tests/test_other.py", "benchmarks/tables.py",
-                 "check/check.py"):  # fmt: skip
-        _lay(tmp_path, {name: "says other things"})
-        assert known() == first, f"{name} does not count"
-    seen = {first}
-    for name in ("plugins/x/x.cu", "benchmarks/graphs.py", "benchmarks/named.py",
-                 "tests/helper/deep.py", "tests/helper/fake.cuh", "tests/conftest.py"):  # fmt: skip
-        path = tmp_path / name
-        path.write_text(path.read_text() + "\n# changed\n")
-        seen.add(known())
-    (tmp_path / "plugins/x/x.cu").rename(tmp_path / "plugins/x/y.cu")
-    assert len({*seen, known()}) == 8
-    _lay(tmp_path, {"benchmarks/named.py": "from spark_engine.check.check import run_check"})
-    checking = known()
-    _lay(tmp_path, {"check/check.py": "and others"})
-    assert known() != checking, "spark-check counts where it is used"
-
-
-def test_the_tests_for_a_gpu_are_found_with_the_sources_of_each() -> None:
+def test_the_tests_for_a_gpu_are_found() -> None:
     files = gpu_tests.files()
     assert {
         "tests/benchmarks/test_launch_times.py",
         "tests/plugins/delta_rule/test_cuda_gdn.py",
     } <= {*files}
     assert not {*gpu_tests.ALONE, *gpu_tests.LEFT_OUT} & {*files}
-    of = {gpu_tests.of_test(f"{file}::test_x") for file in (*files, *gpu_tests.ALONE)}
-    assert len(of) == len(files) + len(gpu_tests.ALONE) and "" not in of
-    assert gpu_tests.of_test("tests/test_that_is_gone.py::test_x") == ""
-
-
-def test_a_kept_row_of_a_test_that_is_gone_is_stale(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gone, here = "tests/test_that_is_gone.py::test_x", "tests/spark_engine/test_kernel.py::test_x"
-    done = tmp_path / "done.json"
-    done.write_text(json.dumps({gone: "0123", here: gpu_tests.of_test(here)}))
-    reporter = Reporter([str(done), "{}"])
-    reporter.hold(gpu_tests.of_test)
-    assert reporter.done == {here}
-    assert json.loads(capsys.readouterr().out) == {"stale": [gone]}
 
 
 def test_a_lost_gpu_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,31 +164,6 @@ def test_where_nothing_can_be_run_nothing_is_written(
         with pytest.raises(SystemExit, match=says):
             rehearsal.main()
     assert not (tmp_path / "out").exists()
-
-
-def test_another_process_counts_as_long_as_it_computes(tmp_path: Path) -> None:
-    pulse = Pulse(tmp_path / "lock")
-    assert not pulse.beats(), "it has not started"
-    (tmp_path / "lock").touch()
-    assert pulse.beats() and not pulse.beats()
-    os.utime(tmp_path / "lock")
-    assert pulse.beats()
-    assert not Pulse(tmp_path / "lock").beats(), "what an earlier one did"
-
-
-def test_skipped_tests_are_named_with_their_reason(tmp_path: Path) -> None:
-    kept = {"skipped": {"needs two GPUs": 3}, "rows": [{"label": "a", "right": True}]}
-    write(tmp_path / "tests.json.xz", kept)
-    assert "skipped: 3 (needs two GPUs)." in tables.rehearsed(tmp_path)
-
-
-def test_words_of_the_command_line(tmp_path: Path) -> None:
-    args = rehearsal.arguments(["--part", "ops,steps", "--steps", "12"])
-    assert (args.part, args.steps, args.target) == ("ops,steps", 12, "sm_121a")
-    with pytest.raises(SystemExit):
-        rehearsal.arguments(["--part", "op"])
-    modules = [rehearsal.module_of(part, ())[3].replace(".", "/") for part in rehearsal.PARTS]
-    assert all((ROOT / f"{module}.py").is_file() for module in modules)
 
 
 def test_every_case_has_a_tactic_there_as_on_the_other_gpu() -> None:
@@ -332,21 +196,6 @@ def test_the_cut_models_have_a_layer_of_each_kind_and_the_published_sizes(tmp_pa
                 assert (tensor.dtype, tensor.shape) == same, name
 
 
-@pytest.mark.parametrize(
-    ("said", "name", "right"),
-    [
-        ("64 of 64 texts same, 0 differ (0 at a near tie), 9 of 9 logits", "a_invariant", True),
-        ("64 of 64 texts same, 0 differ (0 at a near tie), 8 of 9 logits", "a_invariant", False),
-        ("63 of 64 texts same, 1 differ (1 at a near tie), 9 of 9 logits", "a_invariant", False),
-        ("60 of 64 texts same, 4 differ (4 at a near tie), 2 of 9 logits", "a_plain", True),
-        ("60 of 64 texts same, 4 differ (3 at a near tie), 2 of 9 logits", "a_plain", False),
-        ("nothing", "a_plain", False),
-    ],
-)
-def test_what_a_trial_of_batches_must_say(said: str, name: str, right: bool) -> None:
-    assert check.served(said, name) is right
-
-
 def test_a_bucket_is_summed_up_by_node(capsys: pytest.CaptureFixture[str]) -> None:
     kinds = [["mlp.down", "linear", "m16", "k"], ["norm", "norm_quant", "rows", "n"]]
     bucket = {"kinds": kinds, "launches": [[0, 3.0], [1, 1.0], [0, 4.0]]}
@@ -363,28 +212,6 @@ def test_a_bucket_is_summed_up_by_node(capsys: pytest.CaptureFixture[str]) -> No
     row = json.loads(capsys.readouterr().out)["row"]
     assert row["worst"] == {"rel_l2": 0.3, "cosine": 0.9} and row["failed"] == 1
     assert not row["right"] and row["note"] == "y: far"
-
-
-def test_named_tests_are_left_out_and_skips_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "done").write_text('["a::x"]')
-    items = [SimpleNamespace(nodeid=n) for n in ("a::x", "a::y")]
-    skip_done_tests.pytest_collection_modifyitems(items)
-    assert len(items) == 2
-    monkeypatch.setenv(skip_done_tests.DONE, str(tmp_path / "done"))
-    skip_done_tests.pytest_collection_modifyitems(items)
-    assert [item.nodeid for item in items] == ["a::y"]
-    teller = gpu_tests.Teller(Reporter([]))
-    common = {"nodeid": "a::y", "duration": 1.25, "longrepr": ("a.py", 3, "Skipped: why")}
-    for when, skipped, failed in (("setup", True, False), ("call", False, False),
-                                  ("teardown", False, False), ("setup", False, True)):  # fmt: skip
-        passed = not (skipped or failed)
-        outcome = {"skipped": skipped, "failed": failed, "passed": passed}
-        teller.pytest_runtest_logreport(SimpleNamespace(when=when, **outcome, **common))
-    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert said[0] == {"head": {"skipped": {"why": 1}}}
-    assert [s["row"]["right"] for s in said[1:]] == [True, False]
 
 
 class FakeEngine:
@@ -471,7 +298,7 @@ def test_the_tables_say_what_was_found_and_what_was_not_run(tmp_path: Path) -> N
     head = {"kind": "green context", "multiprocessors": 48, "seen": [48, 48], "date": "d"}
     rows = {
         "ops": [
-            {"label": "linear/m16/1x2", "right": True, "us": 3.0, "spills": 8, "digest": "1"},
+            {"label": "linear/m16/1x2", "right": True, "us": 3.0, "spills": 8},
             {"label": "linear/m16/3x4", "right": False, "note": "off\n  by one"},
         ],
         "layers": [
@@ -489,10 +316,6 @@ def test_the_tables_say_what_was_found_and_what_was_not_run(tmp_path: Path) -> N
         kept = {**(head if part == "ops" else {}), "rows": found}
         write(tmp_path / f"{part}.json.xz", kept)
     lines = tables.rehearsed(tmp_path).splitlines()
-    (undated,) = (
-        line for line in lines if line.startswith("Measured before rows carried a digest")
-    )
-    assert undated.endswith("next run: ops 1, layers 2, steps 2.")
     for line in (
         "| every tactic over its op's cases | 2 | 1 | "
         ", green context, blocks on 48 multiprocessors | d |",

@@ -169,7 +169,6 @@ def chain_of_another(g: gs.Graph) -> None:
 
 
 def forked(g: gs.Graph) -> None:
-    """Two nodes update one value."""
     twice_updated(g)
     g.nodes[-1].inputs[1] = g.inputs[2]
 

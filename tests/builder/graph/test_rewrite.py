@@ -239,7 +239,6 @@ def test_an_activation_without_quantiser_stays() -> None:
 
 
 def merged(*rows: int, dtypes: tuple[DType, ...] = ()) -> Bench:
-    """Plain projections of one input, joined."""
     b, parts = Bench(), []
     x = b.input("x")
     for i, n in enumerate(rows):

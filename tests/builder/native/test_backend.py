@@ -41,7 +41,6 @@ def folder(tmp_path: Path, cache: Path) -> Path:
 
 
 def built(folder: Path, target: str = "sm_90a", **kwargs: Any) -> Path:
-    """An engine of a random checkpoint."""
     wishes = {name: kwargs.pop(name) for name in ("invariant", "timing") if name in kwargs}
     options = Options(target=target, **{**SIZES, **kwargs.pop("sizes", {})}, **wishes)
     name = kwargs.pop("name", target)
@@ -281,7 +280,7 @@ class ByRows:
 
     free, grain, notes = 0, 1, ()
 
-    def __init__(self, *given: Any) -> None:
+    def __init__(self, *given: Any, compiled: nvrtc.Compiler) -> None:
         self.asked = 0
         for say in given[3:]:
             say("another engine is waited for")

@@ -71,5 +71,4 @@ def test_operands_have_a_place_and_a_size() -> None:
 
 
 def places(record: LaunchRecord) -> list[MemoryOperand]:
-    """The operands in memory."""
     return [arg for arg in record.args if isinstance(arg, MemoryOperand)]

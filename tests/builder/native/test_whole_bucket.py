@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder.native import gpu_timer  # noqa: E402
+from spark_engine.builder.native import gpu_timer, replays  # noqa: E402
 from spark_engine.builder.native.tactics import Chosen, Work  # noqa: E402
 from spark_engine.builder.native.timings import Machine, Timings  # noqa: E402
 from spark_engine.device import cuda_driver, gpu  # noqa: E402
@@ -24,12 +24,19 @@ NODES, FORMS = 5, 2
 
 
 class Driver(FakeDriver):
-    """Replays of the first graph take 2 ms, of the second 1 ms."""
+    """Replays of the first graph take 2 ms, of the second 1 ms, whatever was queued before."""
+
+    def __init__(self, **attributes: int) -> None:
+        super().__init__(**attributes)
+        self.marks: list[int] = []  # events of graphs, two of each
 
     def _answer(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if name == "cuEventRecordWithFlags":
+            self.marks.append(args[0])
         if name == "cuEventElapsedTime":
-            turn = sum(asked[0] == "cuGraphLaunch" for asked in self.asked)
-            return (2.0 if turn % FORMS else 1.0,)
+            first, last = (self.marks.index(event) for event in args)
+            assert not first % 2 and last == first + 1, "one graph is between two marks"
+            return (1.0 if first // 2 % FORMS else 2.0,)
         return super()._answer(name, args)
 
 
@@ -51,9 +58,9 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Any, Driver]:
     driver = Driver(L2_CACHE_SIZE=1 << 20)
     for module in (cuda_driver, gpu):
         monkeypatch.setattr(module, "driver", driver)
-    monkeypatch.setattr(gpu_timer.nvrtc, "compile", lambda *_: EmptyCubin(b"", {}))
     timer: Any = object.__new__(gpu_timer.GpuTimer)
     timer._gpu, timer._say, timer._target, timer._cubins = gpu.Gpu(), print, H200, None
+    timer._compiled = lambda job: EmptyCubin(b"", {})
     timer._timings = Timings(tmp_path / "times.json", Machine("a", "b", "c"))
     timer._lost = timer.measured = 0
     return timer, driver
@@ -64,9 +71,9 @@ def test_every_form_is_one_graph_of_all_its_launches(made: tuple[Any, Driver]) -
     before = dict(driver.held)
     assert timer.whole(forms()) == [2e-3, 1e-3]
     launched = sum(name == "cuLaunchKernelEx" for name, *_ in driver.asked)
-    replays = sum(name == "cuGraphLaunch" for name, *_ in driver.asked)
+    replayed = sum(name == "cuGraphLaunch" for name, *_ in driver.asked)
     assert launched == 2 * FORMS * NODES  # once before its graph, for a name to an error
-    assert replays == FORMS * (gpu_timer.WARM + gpu_timer.REPEATS)
+    assert replayed == FORMS * (replays.WARM + replays.REPEATS)
     assert {n: c for n, c in driver.held.items() if c} == {n: c for n, c in before.items() if c}
     count = len(driver.asked)
     assert timer.whole(forms()) == [2e-3, 1e-3] and len(driver.asked) == count, "it is known"

@@ -48,7 +48,6 @@ def built(
     options: dict[str, Any] = SIZES,
     **more: Any,
 ) -> Path:
-    """An engine of a random checkpoint."""
     if not (folder / "c").exists():
         write_checkpoint(folder / "c", config, **more)
     wishes = Options(target=target, tp=ranks, **options)

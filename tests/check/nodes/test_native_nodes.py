@@ -44,7 +44,6 @@ def _quiet(text: str) -> None:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Fake]:
-    """(checkpoint, engine, what its kernels are)."""
     folder = tmp_path_factory.mktemp("native")
     checkpoint = folder / "checkpoint"
     write_checkpoint(checkpoint, SHALLOW, format="modelopt_mixed", moe=True, seed=4)
@@ -184,7 +183,7 @@ def test_an_engine_without_places_is_refused_with_a_remedy(
     built: tuple[Path, Path, Fake], engine: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = Program.read
-    monkeypatch.setattr(Program, "read", lambda payload: replace(read(payload), places={}))
+    monkeypatch.setattr(Program, "read", lambda *given, **_: replace(read(*given), places={}))
     with pytest.raises(OptionError, match="rebuild it, or use --level layer"):
         _op(built[1], built[0])
 
@@ -194,10 +193,10 @@ def test_an_activation_may_not_be_larger_than_its_place(
 ) -> None:
     read = Program.read
 
-    def far(payload: bytes) -> Program:
+    def far(payload: bytes, places: bool = True) -> Program:
         found = read(payload)
-        places = {n: MemoryOperand("arena", "", 0, 1) for n in found.places}
-        return replace(found, places=places)
+        small = {n: MemoryOperand("arena", "", 0, 1) for n in found.places}
+        return replace(found, places=small)
 
     monkeypatch.setattr(Program, "read", far)
     with pytest.raises(EngineError, match="a place of 1 bytes .* rebuild the engine"):

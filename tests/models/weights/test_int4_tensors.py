@@ -31,8 +31,6 @@ N, K = 40, 256
 
 
 class Tensors(dict[str, Array]):
-    """A checkpoint's reader."""
-
     def read(self, name: str) -> Array:
         return self[name]
 

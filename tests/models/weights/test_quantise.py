@@ -18,8 +18,6 @@ SHAPES = [(1, 16), (16, 128), (128, 256), (130, 272), (257, 144), (3, 130, 48), 
 
 
 class One:
-    """A checkpoint of one tensor."""
-
     def __init__(self, value: Array) -> None:
         self.value = value
 

@@ -43,7 +43,6 @@ WHOLES = [
 
 
 def damaged(path: Path, format: str, name: str, index: tuple[int, ...], value: float) -> Path:
-    """A checkpoint with one element changed."""
     write_checkpoint(path, ONE_LAYER, format, kv_scales=format == "modelopt_mixed")
     opened = open_checkpoint(path)
     tensors = {n: opened.read(n).copy() for n in opened.tensors}

@@ -81,7 +81,6 @@ def test_kernels_take_what_a_target_has(target: Target, kv: DType, model: str, c
 
 
 def check_all(bench: cuda_node.Bench, launch: Launch) -> None:
-    """Every tactic that takes it."""
     for tactic in range(len(plans(launch, bench.target))):
         check(bench, launch, tactic)
 

@@ -11,8 +11,6 @@ from spark_engine.tensors import Array, DType
 from tests.plugins import cuda_node, emulated
 from tests.plugins.cases.attention.paged_attention import Launch
 
-(TILES_PAIR,) = (t for t in OP.cuda.tactics if t.name == "tiles_pair")
-
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
 STORED = pytest.mark.parametrize("kv", [DType.F8E4M3, DType.BF16], ids=str)
 LATE = pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
@@ -33,11 +31,7 @@ def drawn(launch: Launch, size: float = 1.0) -> tuple[Array, ...]:
 
 
 def run(launch: Launch, arrays: tuple[Array, ...], cache: Path, late: bool) -> list[Array]:
-    specs = cuda_node.specs_of(OP, launch.attrs, arrays)
-    assert TILES_PAIR.refuse(launch.attrs, specs, GB10) is None
-    plan, outs = TILES_PAIR.plan(launch.attrs, specs, GB10), OP.infer(launch.attrs, specs)
-    aliases = OP.aliases(launch.attrs)
-    return emulated.run(plan, TILES_PAIR.source, arrays, outs, cache, late, aliases)
+    return emulated.results(OP, "tiles_pair", launch.attrs, arrays, GB10, cache, late)
 
 
 @STORED

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from spark_engine.builder.native.nvrtc import Defines
-from spark_engine.kernel import GB10, H200, Tactic, Target
+from spark_engine.kernel import GB10, H200, Target
 from spark_engine.op import Attrs
 from spark_engine.plugins.ops.attention import attention_decode
 from spark_engine.tensors import Array, DType
-from tests.plugins import cuda_node, emulated
+from tests.plugins import emulated
 from tests.plugins.cases.attention.paged_attention import Launch
 
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
@@ -45,7 +45,7 @@ def given(kv: DType, sizes: Sizes) -> tuple[Attrs, tuple[Array, ...]]:
 
 
 def run(
-    tactic: Tactic,
+    tactic: str,
     attrs: Attrs,
     arrays: tuple[Array, ...],
     target: Target,
@@ -54,12 +54,7 @@ def run(
     macros: Defines = (),
 ) -> list[Array]:
     few = replace(target, card=replace(target.card, sms=2))  # a block has several items
-    specs = cuda_node.specs_of(OP, attrs, arrays)
-    assert tactic.refuse(attrs, specs, few) is None
-    plan, outs = tactic.plan(attrs, specs, few), OP.infer(attrs, specs)
-    launches = tuple(replace(n, defines=(*n.defines, *macros)) for n in plan.launches)
-    plan = replace(plan, launches=launches)
-    return emulated.run(plan, tactic.source, arrays, outs, cache, late, OP.aliases(attrs))
+    return emulated.results(OP, tactic, attrs, arrays, few, cache, late, macros)
 
 
 def tokens(arrays: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
@@ -77,13 +72,11 @@ def test_a_team_has_the_bits_of_single_tokens(
     target: Target, kv: DType, sizes: Sizes, name: str, one: str, cache: Path
 ) -> None:
     attrs, arrays = given(kv, sizes)
-    (team,) = [t for t in OP.cuda.tactics if t.name == name]
-    (alone,) = [t for t in OP.cuda.tactics if t.name == one]
-    keys, values, *got = run(team, attrs, arrays, target, cache, late=True)
+    keys, values, *got = run(name, attrs, arrays, target, cache, late=True)
     pages, parts = list(arrays[6:8]), []
     for token in tokens(arrays):
         operands = (*token[:6], *pages, *token[8:])
-        *pages, y, codes = run(alone, {**attrs, "tile": 1}, operands, target, cache, late=True)
+        *pages, y, codes = run(one, {**attrs, "tile": 1}, operands, target, cache, late=True)
         parts.append((y, codes))
     live = np.arange(TILE) < np.asarray(COUNTS)[:, None]
     for made, single in zip(got, zip(*parts, strict=True), strict=True):
@@ -101,8 +94,7 @@ def test_a_team_has_the_bits_of_single_tokens(
 @pytest.mark.parametrize("kv", [DType.F8E4M3], ids=str)
 def test_copies_that_arrive_at_once_overwrite_nothing(kv: DType, cache: Path) -> None:
     attrs, arrays = given(kv, FORMS[0][2])
-    (team,) = [t for t in OP.cuda.tactics if t.name == FORMS[0][3]]
-    early, late = (run(team, attrs, arrays, H200, cache, late=x) for x in (False, True))
+    early, late = (run(FORMS[0][3], attrs, arrays, H200, cache, late=x) for x in (False, True))
     assert [x.tobytes() for x in early[2:]] == [x.tobytes() for x in late[2:]]
 
 
@@ -112,6 +104,5 @@ def test_in_the_form_for_racecheck_all_warps_pass_as_many_barriers(
 ) -> None:
     target, kv, sizes, name, _ = form
     attrs, arrays = given(kv, sizes)
-    (team,) = [t for t in OP.cuda.tactics if t.name == name]
-    served, followed = (run(team, attrs, arrays, target, cache, True, m) for m in ((), FOLLOWED))
+    served, followed = (run(name, attrs, arrays, target, cache, True, m) for m in ((), FOLLOWED))
     assert [x.tobytes() for x in served] == [x.tobytes() for x in followed]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spark_engine.kernel import GB10, H200, Tactic, Target
+from spark_engine.kernel import GB10, H200, Target
 from spark_engine.op import Case
 from spark_engine.plugins.ops.delta_rule import gated_delta
 from spark_engine.tensors import Array, DType
@@ -55,21 +55,6 @@ TRIED += [("warps", FEW, "two blocks a head"), ("warps", H200, "heads of 16")]
 TRIED += [("warps", GB10, form) for form in SMALL]
 
 
-def run(
-    tactic: Tactic,
-    target: Target,
-    given: Launch,
-    arrays: tuple[Array, ...],
-    cache: Path,
-    late: bool,
-) -> list[Array]:
-    """The outputs of a tactic."""
-    specs = cuda_node.specs_of(OP, given.attrs, arrays)
-    assert tactic.refuse(given.attrs, specs, target) is None
-    plan, outs = tactic.plan(given.attrs, specs, target), OP.infer(given.attrs, specs)
-    return emulated.run(plan, tactic.source, arrays, outs, cache, late, OP.aliases(given.attrs))
-
-
 def far(got: Array, want: Array) -> float:
     a, b = got.astype(np.float64), want.astype(np.float64)
     assert np.array_equal(np.isnan(a), np.isnan(b)), "others were written, or something is not"
@@ -86,7 +71,7 @@ def test_it_is_the_reference(
 ) -> None:
     given = {**FORMS, **SMALL}[form]
     arrays = given.inputs(np.random.default_rng(5))
-    got = run(TACTICS[tactic], target, given, arrays, cache, late)
+    got = emulated.results(OP, tactic, given.attrs, arrays, target, cache, late)
     want = list(OP.reference(given.attrs, arrays))
     given.ignore(tuple(got))
     given.ignore(tuple(want))
@@ -101,9 +86,7 @@ def test_it_is_the_reference(
 )
 def test_steps_keep_states_of_f16_finite(case: Case, cache: Path) -> None:
     op, arrays = gated_delta.STEP, case.inputs(np.random.default_rng(5))
-    specs, (tactic, *_) = cuda_node.specs_of(op, case.attrs, arrays), op.cuda.tactics
-    plan, outs = tactic.plan(case.attrs, specs, GB10), op.infer(case.attrs, specs)
-    got = emulated.run(plan, tactic.source, arrays, outs, cache, True, op.aliases(case.attrs))
+    got = emulated.results(op, "", case.attrs, arrays, GB10, cache)
     want = op.reference(case.attrs, arrays)
     assert case.ignore is not None
     case.ignore(tuple(got)), case.ignore(want)
@@ -114,11 +97,11 @@ def test_steps_keep_states_of_f16_finite(case: Case, cache: Path) -> None:
 @pytest.mark.parametrize(("tactic", "target"), [("wgmma", H200), ("warps", GB10)])
 def test_a_sequence_has_its_bits_in_any_company(tactic: str, target: Target, cache: Path) -> None:
     arrays = list(GIVEN.inputs(np.random.default_rng(5)))
-    many = run(TACTICS[tactic], target, GIVEN, tuple(arrays), cache, True)
+    many = emulated.results(OP, tactic, GIVEN.attrs, arrays, target, cache)
     c, ba, *weights = arrays[:5]
     first = [a[5:] for a in arrays[5:]]  # slot 0 alone, which begins and saves as before
     own = (c[5 * 64 :], ba[5 * 64 :], *weights, *first)
-    alone = run(TACTICS[tactic], target, GIVEN, own, cache, True)
+    alone = emulated.results(OP, tactic, GIVEN.attrs, own, target, cache)
     assert alone[0].tobytes() == many[0][5 * 64 :].tobytes()
     assert alone[1][[0, 8]].tobytes() == many[1][[0, 8]].tobytes()
 

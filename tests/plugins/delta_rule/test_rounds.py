@@ -85,7 +85,6 @@ class Sequence_:
         self.noise = np.random.default_rng(5)
 
     def go(self, part: Part) -> Array:
-        """y of the part's accepted tokens."""
         tile = 64 if part.prompt else self.launch.tile
         row = {"slots": [SLOT, -1], "starts": [part.start, 9], "counts": [part.count, 0]}
         row |= {"sources": row["slots"], "saves": [-1, -1]}

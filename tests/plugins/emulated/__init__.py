@@ -1,6 +1,6 @@
 """Kernels run on the host, thread by thread; ptx.cuh has their instructions as the manual says.
 
-Slow: for a few tokens of small layers. Needs g++; knows the contract of a launch and no op.
+Slow: for a few tokens of small layers. Needs g++; knows the contract of a launch and of an op.
 """
 
 import contextlib
@@ -12,13 +12,16 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine.kernel import Launch, Plan, Pointer, Rank, Tactic
-from spark_engine.tensors import TensorSpec
+from spark_engine.kernel import Attrs, Launch, Plan, Pointer, Rank, Tactic, Target
+from spark_engine.op import Op
+from spark_engine.tensors import Array, TensorSpec
+from tests.plugins.packed_node import packed_arrays, packed_specs, specs_of
 from tests.repository import ROOT
 
 HERE, SOURCES = Path(__file__).parent, ROOT / "plugins/kernels"
@@ -69,7 +72,6 @@ def _texts() -> tuple[Texts, Texts]:
 
 @functools.cache
 def _digests() -> tuple[str, str]:
-    """Of the two."""
     said = (repr((OPTIONS, sorted(texts.items()))) for texts in _texts())
     host, sources = (hashlib.sha256(text.encode()).hexdigest()[:32] for text in said)
     return host, sources
@@ -127,7 +129,6 @@ class RankLibraries:
         self._loaded: dict[tuple[str, int], ctypes.CDLL] = {}
 
     def of(self, launch: Launch, tactic: Tactic, rank: int) -> ctypes.CDLL:
-        """That of a launch."""
         made = library(launch.source or tactic.source, launch.defines, self._cache)
         key = (str(made._name), rank)
         if key not in self._loaded:
@@ -150,6 +151,30 @@ class Buffer:
     def check(self) -> None:
         """Fails where something outside the bytes was written."""
         assert (self._whole[self._around] == 0xA5).all(), "a write outside a buffer's bytes"
+
+
+def results(
+    op: Op,
+    tactic: str,
+    attrs: Attrs,
+    arrays: Sequence[Array],
+    target: Target,
+    cache: Path,
+    late: bool = True,
+    macros: tuple[tuple[str, str], ...] = (),
+    forced: bool = False,
+) -> list[Array]:
+    """What a tactic ("": the only one) gives for operands as the op has them. `late`: as in `run`;
+    `macros`: more than the plan has; `forced`: also if the tactic refuses the node."""
+    given = specs_of(op, attrs, arrays)
+    packed = packed_specs(op, attrs, given)
+    (chosen,) = (t for t in op.cuda.tactics if tactic in ("", t.name))
+    assert forced or chosen.refuse(attrs, packed, target) is None
+    plan = chosen.plan(attrs, packed, target)
+    launches = tuple(replace(n, defines=(*n.defines, *macros)) for n in plan.launches)
+    own, outs = packed_arrays(op, attrs, arrays), op.infer(attrs, given)
+    plan = replace(plan, launches=launches)
+    return run(plan, chosen.source, own, outs, cache, late, op.aliases(attrs))
 
 
 def run(
@@ -193,7 +218,6 @@ def _run(
 
 
 def addresses(places: Mapping[str, list[Buffer]]) -> dict[str, list[int]]:
-    """Of buffers by kind."""
     return {kind: [b.bytes.ctypes.data for b in some] for kind, some in places.items()}
 
 

@@ -63,7 +63,6 @@ def test_decode_compiles_without_spills(target: Target, rows: int, cache: Path) 
 
 
 def operands(m: int, n: int, k: int) -> tuple[Array, ...]:
-    """Tokens with scales far apart."""
     rng = np.random.default_rng(m + n + k)
     x = rng.standard_normal((m, k), dtype=np.float32) * np.exp2(rng.integers(-9, 9, (m, 1)))
     xq, x_scale = numpy_codecs.fp8_token_quantise(x.astype(np.float32))

@@ -15,7 +15,7 @@ from spark_engine.kernel import H200
 from spark_engine.op import Attrs, Case
 from spark_engine.plugins.formats import numpy_codecs
 from spark_engine.plugins.registry import REGISTRY
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.tensors import Array, DType
 from tests.plugins import emulated
 
 if TYPE_CHECKING:
@@ -51,13 +51,7 @@ def test_every_code_and_scale_is_exact_on_a_kernel(cache: Path) -> None:
     scales = np.arange(127, dtype=np.uint8)  # 127 is NaN
     codes = np.asarray([[0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE]] * 127, np.uint8)
     arrays = codes, scales[:, None].view(DType.F8E4M3.numpy)
-    specs = tuple(
-        TensorSpec(o.name, DType.of(a.dtype), a.shape)
-        for o, a in zip(WIDEN.operands, arrays, strict=True)
-    )
-    (tactic,) = WIDEN.cuda.tactics
-    plan, outs = tactic.plan(BF16, specs, H200), WIDEN.infer(BF16, specs)
-    (got,) = emulated.run(plan, tactic.source, arrays, outs, cache, False)
+    (got,) = emulated.results(WIDEN, "", BF16, arrays, H200, cache)
     values = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     values += [-v for v in values]
     np.testing.assert_array_equal(got.astype(np.float32), arrays[1].astype(np.float32) * values)
@@ -83,7 +77,6 @@ def test_the_error_is_that_of_rounding_y(bench: Bench, shape: tuple[int, int, in
 
 
 def run(bench: Bench, name: str, arrays: tuple[Array, ...]) -> dict[str, Array]:
-    """The result of each tactic."""
     from tests.plugins import cuda_node
 
     case = Case("values", BF16, lambda rng: arrays)

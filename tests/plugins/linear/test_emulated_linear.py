@@ -59,19 +59,14 @@ def run(
 ) -> None:
     tactic, dtype, *size = case
     op = test_cuda_linear.OPS[name]
-    tactics = {t.name: t for t in op.cuda.tactics}
     target = replace(card, card=replace(card.card, sms=3))
     attrs: Attrs = {"dtype": dtype}
     arrays = test_cuda_linear.operands(name, *size)
     arrays[0].view(np.uint8)[BROKEN] = 0x7F
-    given = cuda_node.specs_of(op, attrs, arrays)
-    packed = cuda_node.packed_specs(op, attrs, given)
-    if tactics[tactic].refuse(attrs, packed, target):
+    packed = cuda_node.packed_specs(op, attrs, cuda_node.specs_of(op, attrs, arrays))
+    if next(t for t in op.cuda.tactics if t.name == tactic).refuse(attrs, packed, target):
         pytest.skip("no tile is cut in any case")
-    plan = tactics[tactic].plan(attrs, packed, target)
-    values = cuda_node.packed_arrays(op, attrs, arrays)
-    outputs = op.infer(attrs, given)
-    (y,) = emulated.run(plan, tactics[tactic].source, values, outputs, cache, late)
+    (y,) = emulated.results(op, tactic, attrs, arrays, target, cache, late)
     got, want = y.astype(np.float64), op.reference(attrs, arrays)[0].astype(np.float64)
     assert np.isnan(got[BROKEN]).all()
     got, want = np.delete(got, BROKEN, 0), np.delete(want, BROKEN, 0)

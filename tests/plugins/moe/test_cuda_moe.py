@@ -71,7 +71,6 @@ class Routed(Case):
 
 @functools.lru_cache(8)
 def stacked(kind: str, sizes: Sizes) -> tuple[Array, ...]:
-    """The experts of a case."""
     return grouped_moe.arrays(np.random.default_rng(5), kind, 1, sizes)[3:]
 
 

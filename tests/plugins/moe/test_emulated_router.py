@@ -33,11 +33,7 @@ def drawn(experts: int, hidden: int, gated: bool) -> tuple[Array, ...]:
 
 
 def run(arrays: tuple[Array, ...], cache: Path, late: bool) -> list[Array]:
-    attrs: Attrs = {"top_k": TOP_K}
-    specs = cuda_node.specs_of(OP, attrs, arrays)
-    assert TACTIC.refuse(attrs, specs, H200) is None
-    plan, outs = TACTIC.plan(attrs, specs, H200), OP.infer(attrs, specs)
-    return emulated.run(plan, TACTIC.source, arrays, outs, cache, late)
+    return emulated.results(OP, "wgmma", {"top_k": TOP_K}, arrays, H200, cache, late)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

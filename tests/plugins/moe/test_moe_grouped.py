@@ -37,7 +37,6 @@ TINY = (13, 3, 64, 128)
 
 
 def specs(kind: str, tokens: int, sizes: tuple[int, int, int, int]) -> tuple[Attrs, Specs]:
-    """A node's attributes and packed operands."""
     experts, chosen, hidden, inner = sizes
     attrs: Attrs = {"format": kind, "dtype": "bf16"}
     found = packed_node.declared(OP, attrs, tokens=tokens, k=chosen, E=experts, H=hidden, I=inner)

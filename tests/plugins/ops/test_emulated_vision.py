@@ -1,4 +1,4 @@
-"""Kernels of the vision tower on the host, thread by thread, whenever copies arrive."""
+"""The vision tower's projections on the host, thread by thread, whenever copies arrive."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,20 +7,13 @@ import numpy as np
 import pytest
 
 from spark_engine.kernel import GB10, H200, Target
-from spark_engine.op import Attrs, Case, Op
+from spark_engine.op import Attrs
 from spark_engine.plugins.registry import REGISTRY
-from spark_engine.tensors import Array, DType
-from tests.plugins import cuda_node, emulated
-from tests.plugins.cases.seeded import seeded
+from spark_engine.tensors import DType
+from tests.plugins import emulated
 
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
 LINEAR, BF16 = REGISTRY["linear_bias"], DType.BF16.numpy
-MOVES = [
-    (REGISTRY[name], case)
-    for name in ("vision_patches", "layer_norm", "store_rows")
-    for case in seeded(REGISTRY[name])
-    if "bf16" in case.label and case.label != "4x64 bf16 f32"
-]
 BROKEN = 2  # the token that is NaN, as padding may be
 # Tactic, gelu, residual, rows, N, K: edges of m16 tiles, of k-slabs and of the first tile along m;
 # tiles cut in two and in three (stream-K), whole, and large ones in bands.
@@ -31,33 +24,6 @@ PROJECTIONS = (
     ("whole tiles", "tanh", False, 40, 656, 208),
     ("whole tiles", "", True, 300, 528, 272),
 )
-
-
-def run(
-    op: Op, tactic: str, attrs: Attrs, arrays: tuple[Array, ...], target: Target, *how: object
-) -> tuple[list[Array], tuple[Array, ...]]:
-    """The results of a tactic, and the reference's."""
-    given = cuda_node.specs_of(op, attrs, arrays)
-    packed = cuda_node.packed_specs(op, attrs, given)
-    chosen = next(t for t in op.cuda.tactics if t.name == tactic)
-    assert chosen.refuse(attrs, packed, target) is None
-    plan = chosen.plan(attrs, packed, target)
-    own, outs = cuda_node.packed_arrays(op, attrs, arrays), op.infer(attrs, given)
-    made = emulated.run(plan, chosen.source, own, outs, *how, op.aliases(attrs))  # type: ignore[arg-type]
-    return made, op.reference(attrs, arrays)
-
-
-@pytest.mark.parametrize(("op", "case"), MOVES, ids=[f"{o.name}-{c.label}" for o, c in MOVES])
-def test_rows_equal_the_reference(op: Op, case: Case, cache: Path) -> None:
-    arrays = case.inputs(np.random.default_rng(1))
-    (tactic,) = op.cuda.tactics
-    pairs = run(op, tactic.name, case.attrs, arrays, H200, cache, True)
-    for i, (got, want) in enumerate(zip(*pairs, strict=True)):
-        if case.ignore is not None:
-            case.ignore((got,)), case.ignore((want,))
-        limits = op.tolerance(case.attrs)
-        assert cuda_node.compare(f"{op.name} {i}", got, want, limits, False) == ""
-    assert op.name != "store_rows" or got.tobytes() == want.tobytes()
 
 
 @pytest.mark.parametrize("card", [GB10, H200], ids=lambda t: t.name)
@@ -75,7 +41,8 @@ def test_projections_equal_the_reference(
     arrays = tuple(a if a.dtype == np.float32 else a.astype(BF16) for a in wide)
     target = replace(card, card=replace(card.card, sms=3))
     attrs: Attrs = {"gelu": gelu}
-    (got,), (want,) = run(LINEAR, tactic, attrs, arrays, target, cache, card is H200)
+    (got,) = emulated.results(LINEAR, tactic, attrs, arrays, target, cache, card is H200)
+    (want,) = LINEAR.reference(attrs, arrays)
     a, b = (np.delete(y, BROKEN, 0).astype(np.float64) for y in (got, want))
     assert np.isnan(got[BROKEN].astype(np.float32)).all()
     np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-3)

@@ -53,6 +53,5 @@ class RankCards(RankGpus):
 
 
 def specs_of(op: Op, attrs: Attrs, arrays: Sequence[Array]) -> tuple[TensorSpec, ...]:
-    """The operands' specs."""
     pairs = zip(op.names(attrs, len(arrays)), arrays, strict=True)
     return tuple(TensorSpec(name, DType.of(a.dtype), a.shape) for name, a in pairs)

@@ -119,7 +119,6 @@ def slotted(launch: Launch, slots: Sequence[int]) -> Launch:
 
 
 def shares(arrays: Sequence[Array], ranks: int) -> list[tuple[Array, ...]]:
-    """The operands of each rank."""
     size = arrays[0].shape[1] // ranks
     cuts = [np.ascontiguousarray(x) for x in np.split(arrays[0], ranks, axis=1)]
     return [(x, *arrays[1:], np.array([i * size], np.int32)) for i, x in enumerate(cuts)]

@@ -75,7 +75,6 @@ class Ranks:
 
 
 def shares(arrays: Arrays, ranks: int) -> list[Arrays]:
-    """The operands of each rank."""
     size = arrays[0].shape[1] // ranks
     cuts = [np.ascontiguousarray(x) for x in np.split(arrays[0], ranks, axis=1)]
     return [(x, *arrays[1:], np.array([i * size], np.int32)) for i, x in enumerate(cuts)]

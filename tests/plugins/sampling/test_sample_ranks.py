@@ -30,7 +30,6 @@ LAUNCHES = {
 
 
 def whole(launch: Launch, arrays: Sequence[Array]) -> list[Array]:
-    """What one rank makes of it."""
     return run(sample.OP, launch.attrs, named(sample.OP, arrays, launch.attrs))
 
 

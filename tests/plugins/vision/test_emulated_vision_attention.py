@@ -37,11 +37,7 @@ def run(
     name: str, target: Target, heads: int, arrays: tuple[Array, ...], cache: Path, late: bool
 ) -> Array:
     """The live rows of the result."""
-    attrs, tactic = {"heads": heads}, TACTICS[name]
-    specs = cuda_node.specs_of(OP, attrs, arrays)
-    assert tactic.refuse(attrs, specs, target) is None
-    plan, outs = tactic.plan(attrs, specs, target), OP.infer(attrs, specs)
-    (y,) = emulated.run(plan, tactic.source, arrays, outs, cache, late)
+    (y,) = emulated.results(OP, name, {"heads": heads}, arrays, target, cache, late)
     assert (y[arrays[3][0] :].view(np.uint16) == 0xFFFF).all(), "a row beyond the live is written"
     return y[: arrays[3][0]]
 

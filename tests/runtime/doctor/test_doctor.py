@@ -44,8 +44,6 @@ Use = Callable[..., FakeSpark]
 
 @pytest.fixture
 def spark(bare: Path, monkeypatch: pytest.MonkeyPatch) -> Use:
-    """Simulates a Spark."""
-
     def use(available: int = 110 * GIB, swap_free: int = 16_000_000, **how: float) -> FakeSpark:
         driver = FakeSpark(**how)  # type: ignore[arg-type]
         for place in (cuda_driver, device):

@@ -46,8 +46,6 @@ KEYS: tuple[BucketKey, ...] = (
 
 
 class Bucket:
-    """One bucket's file, and its kernel."""
-
     def __init__(self, key: BucketKey) -> None:
         self.fake = FakeExecutor(LIMITS, *key, Device())
         specs = self.fake.specs
@@ -112,6 +110,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
             manifest=described, weights_of=lambda rank: tmp_path / "w", check_chunk=lambda *_: None
         )
         owner = native.NativeEngine(where, lambda available: 0, lambda stage: None)
+        owner.wait()
         owners.append(owner)
         executors = {k: owner.open(b.header, b.payload, Path(), 1) for k, b in buckets.items()}
         kept = (None, owner.states, owner.tables)

@@ -65,7 +65,6 @@ def gpu() -> Iterator[Gpu]:
 
 
 def generate(engine: Engine) -> list[int]:
-    """A few greedy tokens."""
     engine.submit(Request((1, 2, 3), SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)))
     tokens = []
     while not engine.idle:

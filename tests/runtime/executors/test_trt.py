@@ -52,7 +52,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def version(number: str) -> Any:
-    """A library of that version."""
     found: Any = ModuleType("tensorrt_rtx")
     found.__version__ = number
     return found
@@ -99,7 +98,6 @@ def build_with(patch: pytest.MonkeyPatch, checkpoint: Path, folder: Path) -> Pat
 
 
 def run_with(patch: pytest.MonkeyPatch, gpu: FakeGpu) -> None:
-    """The runtime half over the fakes."""
     patch.setattr(load_module, "runnable_targets", lambda hosts: (*hosts, RTX))
     patch.setitem(sys.modules, "tensorrt_rtx", fake_trt.module(gpu))
     patch.setattr(runtime_half, "_gpu", lambda: gpu)

@@ -1,6 +1,7 @@
-"""Copying a file into device memory by several threads: every byte, every digest, and refusals."""
+"""Copying a file into device memory, which a process reads: every byte, every digest, refusals."""
 
 import hashlib
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.device.resources import DeviceResources  # noqa: E402
 from spark_engine.errors import EngineError  # noqa: E402
-from spark_engine.runtime.executors import upload  # noqa: E402
+from spark_engine.runtime.executors import read_process, upload  # noqa: E402
 from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
 
 CHUNK = 1000
@@ -67,3 +68,45 @@ def test_a_file_that_shrinks_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(EngineError, match="was truncated while it was read"):
         upload.Upload(DeviceResources(FakeGpu({})), path, CHUNK, check, 1).wait()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pieces", [0, 3])
+def test_a_process_that_ends_early_is_an_error_and_not_a_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
+    path, _ = write(tmp_path, 3 * CHUNK)
+    script = tmp_path / "dies.py"
+    record = upload.RECORD.pack(0, 64, 0, b"")
+    script.write_text(
+        f"import os, sys; os.write(int(sys.argv[8]), {record!r} * {pieces}); os._exit(3)"
+    )
+    monkeypatch.setattr(read_process, "__file__", str(script))
+    gpu = FakeGpu({})
+    resources = DeviceResources(gpu)  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match=r"ended with code 3; start the engine again"):
+        upload.Upload(resources, path, CHUNK, lambda index, digest: None).wait()
+    resources.close()
+    assert gpu.held == {**NOTHING, "contexts": 1}
+
+
+def test_the_process_ends_when_the_upload_is_given_up(tmp_path: Path) -> None:
+    """Also while it waits for a free slot."""
+    path, _ = write(tmp_path, 50 * CHUNK)
+    gpu, go = FakeGpu({}), threading.Event()
+    resources = DeviceResources(gpu)  # type: ignore[arg-type]
+    made = upload.Upload(resources, path, CHUNK, lambda index, digest: go.wait(20) and None, 2)
+    threading.Timer(0.2, go.set).start()
+    made.close()
+    made.close()
+    assert made._reader.returncode is not None
+    resources.close()
+    assert gpu.held == {**NOTHING, "contexts": 1}
+
+
+def test_a_gpu_that_registers_no_memory_copies_from_pageable_memory(tmp_path: Path) -> None:
+    path, data = write(tmp_path, 2 * CHUNK)
+    gpu = FakeGpu({})
+    gpu.registers = False
+    resources = DeviceResources(gpu)  # type: ignore[arg-type]
+    address = upload.Upload(resources, path, CHUNK, lambda index, digest: None).wait()
+    assert gpu.at(address, len(data)).tobytes() == data and "register" not in gpu.calls

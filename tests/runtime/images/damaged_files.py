@@ -23,7 +23,6 @@ _VALUES = (b"\0", b"\xff", b"\x7f\xff", b"\xff\xff\xff\xff", b"\0\0\0\0", b"\x80
 
 
 def chunk(name: bytes, data: bytes) -> bytes:
-    """A chunk of PNG."""
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 

@@ -56,8 +56,6 @@ def _palette(transparency: int | bytes | None = None, colours: int = 256) -> Dra
 
 
 def _clear(mode: str, bands: int, colour: int | tuple[int, ...]) -> Draw:
-    """One colour is transparent."""
-
     def draw(rng: np.random.Generator, size: tuple[int, int]) -> Image.Image:
         image = _of(mode, bands)(rng, size)
         image.paste(colour, (0, 0, size[0] // 2 + 1, size[1] // 2 + 1))

@@ -33,7 +33,6 @@ SHORT = SamplingParams(max_tokens=12, temperature=0)
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], LLM]]:
-    """Opens scripted engines."""
     folder = small_tokenizer.write(tmp_path_factory.mktemp("engine") / "tokenizer")
     command = (sys.executable, fake_engine.__file__, "worker", str(folder))
     with pytest.MonkeyPatch.context() as patch:
@@ -106,7 +105,6 @@ def test_prompts_are_taken_as_the_engine_has_space(llm: LLM) -> None:
 
 
 def _ended(llm: LLM) -> None:
-    """Nothing is left in the engine."""
     end = time.monotonic() + 60
     while llm._thread.answering.service.client.in_flight:
         assert time.monotonic() < end

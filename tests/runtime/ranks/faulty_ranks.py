@@ -57,8 +57,6 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Faults:
-    """The two files."""
-
     def __init__(self, folder: Path) -> None:
         self._next, self._done = folder / "faults", folder / "done"
         self._seen: tuple[Fault, int] | None = None
@@ -70,7 +68,6 @@ class Faults:
         self._write(self._next, faults)
 
     def done(self) -> list[Done]:
-        """Executed faults, over all restarts."""
         known = self._done.exists()
         return msgspec.json.decode(self._done.read_bytes(), type=list[Done]) if known else []
 
@@ -134,7 +131,6 @@ def around(faults: Faults, point: str, call: Callable[..., Any]) -> Callable[...
 
 
 def put_in(faults: Faults) -> None:
-    """Patches every point."""
     send, schedule, gather = Orders.send, Scheduler.schedule, load.gather_ranks
     exchange = Links.exchange
 

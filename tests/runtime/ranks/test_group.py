@@ -91,7 +91,6 @@ def lone(processes: dict[int, subprocess.Popen[bytes]]) -> Iterator[RankGroup]:
 
 
 def say(end: socket.socket, answer: Answer) -> None:
-    """Sends an answer as a rank."""
     data = encode(answer)
     end.sendall(HEAD.pack(len(data), INLINE) + data)
 

@@ -65,7 +65,6 @@ class Server:
         return time.monotonic() - start
 
     def others(self) -> list[int]:
-        """Rank processes below the server."""
         found = []
         for child in _children(self.process.pid):
             found += [pid for pid in (child, *_children(child)) if _is_rank(pid)]

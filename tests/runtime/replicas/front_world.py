@@ -34,7 +34,6 @@ class World:
     client: aiohttp.ClientSession
 
     async def ask(self, prompt: str, path: str = CHAT, **more: Any) -> tuple[int, Any, str]:
-        """(status, JSON or text, replica)."""
         body = {"messages": [{"role": "user", "content": prompt}], **more}
         async with self.client.post(self.url + path, json=body) as response:
             text = await response.text()

@@ -37,7 +37,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def servers(engine: Path) -> Iterator[list[str]]:
-    """Their addresses."""
     children: list[ServerProcess] = []
     try:
         for _ in range(REPLICAS):

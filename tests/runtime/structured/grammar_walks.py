@@ -39,7 +39,6 @@ def grammars() -> Grammars:
 
 @cache
 def _closers() -> NDArray[np.intp]:
-    """Ids that close something."""
     known = (i for i in range(len(tokenizer())) if tokenizer().token_bytes(i) in _CLOSERS)
     return np.array(sorted({*known, *grammars().ends}), np.intp)
 

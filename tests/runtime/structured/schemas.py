@@ -11,7 +11,6 @@ FORMATS = ("date", "ipv4", "uuid", "email")
 
 
 def draw(seed: int) -> Schema:
-    """One schema, reproducible by its seed."""
     rng = random.Random(seed)
     schema = _object(rng, 3) if rng.random() < 0.7 else _any(rng, 3)
     return {**schema, "$defs": {"node": _node(), "short": {"type": "string", "maxLength": 3}}}
@@ -33,7 +32,6 @@ def draw_parameters(seed: int) -> Schema:
 
 
 def _node() -> Schema:
-    """A recursive schema."""
     rows = {"value": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, _NULL]}}
     return {
         "type": "object",

@@ -31,7 +31,6 @@ def _tool(name: str, parameters: Any = None, strict: bool = True) -> dict[str, A
 
 
 def _read(ids: list[int], tools: list[dict[str, Any]], formats: Formats) -> tuple[str, list[Call]]:
-    """(content, calls) of the reply parser."""
     tokens = tokenizer()
     parser = ReplyParser(False, tools, formats, tokens.marks.values(), True, True)
     deltas: list[Delta] = []

@@ -32,7 +32,6 @@ FIXED |= {"_marks_of_calls", "_may_follow", "_tools", "_parallel", "_queue", "_x
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
-    """A tool with these parameters."""
     schema = {"type": "object", "properties": properties}
     return {"type": "function", "function": {"name": name, "parameters": schema}}
 
@@ -54,7 +53,6 @@ class Reply:
     parallel: bool = True
 
     def events(self, tokenizer: Tokenizer) -> list[Event]:
-        """One event per token."""
         ids = [i for part in self.text.split(SPELL) for i in tokenizer.encode(part)]
         made = [Event(0, i) for i in ids]
         if self.ends:
@@ -64,8 +62,6 @@ class Reply:
 
 @dataclass
 class Reader:
-    """Parses one answer like the server."""
-
     parser: ReplyParser
     parts: list[tuple[str, str, str]] = field(default_factory=list)  # kind, name, text
     end: tuple[Any, ...] | None = None
@@ -117,7 +113,6 @@ def read(reply: Reply, tokenizer: Tokenizer, cuts: Collection[int]) -> object:
 
 
 def results(reply: Reply, tokenizer: Tokenizer) -> set[object]:
-    """The results of all divisions."""
     stream, pieces = _stream(reply, tokenizer), list[Piece]()
     for event in reply.events(tokenizer):
         pieces.append(stream.push([event]))
@@ -286,7 +281,6 @@ OTHERS = (
 
 
 def replies() -> list[Reply]:
-    """All replies."""
     found = []
     for i, value in enumerate(VALUES):  # each value with three ends, and each end with some values
         head = HEAD.replace("\n", "") if i % 2 else HEAD

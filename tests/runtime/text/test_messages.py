@@ -28,7 +28,6 @@ def _assistant(**fields: Any) -> dict[str, Any]:
 
 
 def _one(**fields: Any) -> dict[str, Any]:
-    """An assistant's message after a question."""
     return normalise([USER, _assistant(**fields)])[1]
 
 

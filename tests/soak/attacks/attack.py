@@ -38,7 +38,6 @@ class Answer:
     seconds: float
 
     def json(self) -> Any:
-        """What it says."""
         return json.loads(self.body)
 
 
@@ -74,12 +73,10 @@ class Attacker:
 
     @property
     def server(self) -> Server:
-        """Its processes."""
         assert self._server is not None, "this attack needs a separate server"
         return self._server
 
     def count(self, what: object) -> None:
-        """One request ended so."""
         with self._lock:
             self.statuses[str(what)] += 1
 
@@ -95,7 +92,6 @@ class Attacker:
         self.expect(not other, f"answered by {sorted(other)}")
 
     def connect(self, patience_s: float | None = None) -> http.client.HTTPConnection:
-        """A connection."""
         host, port = self.address
         patience_s = patience_s or self.patience_s
         if self._tls:
@@ -137,7 +133,6 @@ class Attacker:
         return self.send(path, json.dumps(body).encode(), **how)
 
     def get(self, path: str, **how: Any) -> Answer:
-        """A GET."""
         return self.send(path, method="GET", **how)
 
     def all(self, work: Callable[[T], object], over: Iterable[T], at_once: int) -> None:
@@ -156,7 +151,6 @@ class Attacker:
             return found
 
     def head(self, path: str, length: int | None = None, more: str = "") -> bytes:
-        """The head of a POST."""
         rows = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json"]
         rows += [f"authorization: Bearer {self.key}"] if self.key else []
         rows += [f"content-length: {length}"] if length is not None else []

@@ -39,7 +39,6 @@ def _stop(at: Attacker, pids: list[int]) -> None:
 
 
 def _recovers(at: Attacker, seconds: float = 60.0) -> None:
-    """It is healthy and answers."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if at.server.is_healthy() and at.post(TEXT, {"prompt": "a", "max_tokens": 1}).status == 200:

@@ -34,7 +34,6 @@ class Lost(Exception):
 
 
 def connect(url: str) -> http.client.HTTPConnection:
-    """A new connection."""
     at = urlsplit(url)
     host, port = str(at.hostname), at.port
     if at.scheme == "https":

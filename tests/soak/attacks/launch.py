@@ -50,7 +50,6 @@ def watch(file: Path) -> None:
 
 
 def main() -> None:
-    """Watches, then runs the module."""
     file, module, *arguments = sys.argv[1:]
     watch(Path(file))
     if PAUSE in os.environ:

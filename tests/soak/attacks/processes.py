@@ -117,12 +117,10 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """The HTTP process."""
         return self.process.pid
 
     @property
     def engine(self) -> int | None:
-        """The engine process."""
         return next((p for p in children(self.pid) if runs(p, ENGINE)), None)
 
     @property
@@ -132,7 +130,6 @@ class Server:
 
     @property
     def text_workers(self) -> list[int]:
-        """The processes that read prompts."""
         forker = self.forker
         return [] if forker is None else children(forker)
 
@@ -160,7 +157,6 @@ class Server:
         return {k: round(v) for k, v in (found | {"text": sum(map(rss_mb, text))}).items()}
 
     def descriptors(self) -> int:
-        """Open ones of the HTTP process."""
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def worst_callback(self, since: float) -> tuple[float, str]:

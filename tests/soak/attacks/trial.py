@@ -97,7 +97,6 @@ class Row:
     wrong: list[str] = field(default_factory=list)
 
     def line(self) -> str:
-        """Of the table."""
         statuses = " ".join(f"{name}:{count}" for name, count in sorted(self.statuses.items()))
         times = [_middle(self.calm), _middle(self.attacked), max(self.attacked, default=0.0)]
         return (
@@ -166,7 +165,6 @@ def kept(server: Server, before: float) -> float:
 
 
 def _judge(row: Row, attack: Attack) -> None:
-    """The issue's limits."""
     most = TTFT_S + TIMES * _middle(row.calm)
     worst = max(row.attacked, default=0.0)
     row.wrong += ["no honest request was answered"] if not row.attacked else []

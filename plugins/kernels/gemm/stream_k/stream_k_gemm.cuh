@@ -11,8 +11,8 @@
 // load, decode (to a[step][register]), multiply, and what stream_k_mma.cuh asks for.
 // Macros: BLOCK_N, BLOCK_M, WARP_TILES, STAGE_SLABS (k-slabs a stage), CUT (k-slabs between cuts, a
 // multiple of STAGE_SLABS), STAGES, WGMMA, OUT_BF16, RAGGED (n % 16), WHOLE_K (k is whole k-slabs),
-// RESIDENT (blocks an SM), and if given W_SLABS (packed k-slabs of weights in one), WARPS_M (warps
-// that share an m16 tile), BAND (tiles along m of a band). Layout of weights: linear_layout.py.
+// RESIDENT (blocks an SM); if given W_SLABS (packed k-slabs of weights in one), WARPS_M (warps that
+// share an m16 tile), BAND (tiles along m of a band), SCALE_SLABS (k-slabs of scales in a copy).
 #pragma once
 #include "gemm/stream_k/stream_k_epilogue.cuh"
 #if WGMMA
@@ -51,8 +51,8 @@ struct SlabScales {
   u32 tokens;
   float weights;
 
-  DEVICE SlabScales(u32 stage, int slab) {
-    const u32 scales = stage + (STAGE - STAGE_XS + slab * SLAB_XS);
+  DEVICE SlabScales(u32 stage, const PipelineState& here, int slab) {
+    const u32 scales = stage + here.scales() + slab * SLAB_XS;
     weights = __uint_as_float(load_shared4(scales + BLOCK_M * 4));
     tokens = scales + (threadIdx.x & 3) * 8 + warp_m() * 4;
   }
@@ -72,16 +72,16 @@ DEVICE void fold(float (&sum)[4], const float (&part)[4], const float2& factor) 
 // One stage by wgmma: a k-slab's products add up in separate registers, which also bounds what e4m3
 // wgmma's short sums lose, then its scales bring them into the sums. Of 256 tokens half at a
 // time: the registers hold no more. Meanwhile the other warpgroup multiplies.
-DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
+DEVICE void consume(const Ring& r, const PipelineState& here, const Mine& mine, Sums& sums) {
   static_assert(WARP_TILES == 1, "the registers hold one m16 tile's parts");
   constexpr int WIDTH = BLOCK_M > 128 ? 128 : BLOCK_M;
-  const u32 stage = r.stage(i);
+  const u32 stage = r.stage(here.index);
   const u64 tiles = wgmma_tile(uniform(stage));
 #pragma unroll
   for (int u = 0; u < STAGE_SLABS; ++u) {
     u32 a[4][4];
     decode(mine.part(stage, u), a);
-    const SlabScales scales(stage, u);
+    const SlabScales scales(stage, here, u);
 #pragma unroll
     for (int from = 0; from < BLOCK_M; from += WIDTH) {
       float part[WIDTH / 8][4];
@@ -100,14 +100,14 @@ DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
     }
   }
   __syncwarp();  // scales are read behind the last wait, which meets the warp
-  barrier_arrive_warp(r.empty + i * 8, threadIdx.x & 31);
+  barrier_arrive_warp(r.empty + here.index * 8, threadIdx.x & 31);
 }
 #elif WGMMA
 // One stage by wgmma. wgmma with A in registers stalls its warp until it drains, so nothing is
 // gained by dequantising ahead of it: the other consumer warpgroups dequantise meanwhile
 // (ping-pong).
-DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
-  const u32 stage = r.stage(i);
+DEVICE void consume(const Ring& r, const PipelineState& here, const Mine& mine, Sums& sums) {
+  const u32 stage = r.stage(here.index);
   const u64 tiles = wgmma_tile(uniform(stage));
   Raw raw = mine.part(stage, 0);
 #pragma unroll
@@ -123,7 +123,7 @@ DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
     wgmma_commit();
     wgmma_wait<0>();
   }
-  barrier_arrive_warp(r.empty + i * 8, threadIdx.x & 31);
+  barrier_arrive_warp(r.empty + here.index * 8, threadIdx.x & 31);
 }
 #else
 #include "gemm/stream_k/stream_k_mma.cuh"
@@ -140,7 +140,7 @@ DEVICE void consume_all(const Problem& p, const Ring& r, void* out, const Finish
     Sums sums = {};
     for (int stage = 0; stage < p.stages; ++stage, here.next()) {
       barrier_wait_whole(r.full + here.index * 8, here.phase);
-      consume(r, here.index, mine, sums);
+      consume(r, here, mine, sums);
     }
     Problem late = p;
     late.m = forget(p.m), late.k = forget(p.k);  // or what is computed here is held all along
@@ -164,7 +164,7 @@ DEVICE void consume_all(const Problem& p, const Ring& r, void* out, const Finish
     Sums sums = {};
     for (; at_stage < stop; ++at_stage, here.next()) {
       barrier_wait_whole(r.full + here.index * 8, here.phase);
-      consume(r, here.index, mine, sums);
+      consume(r, here, mine, sums);
     }
     const Corner at(p, tile);
     if (stop - from == p.stages) {

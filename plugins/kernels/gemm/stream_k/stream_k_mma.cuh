@@ -12,13 +12,13 @@
 
 #ifdef SLAB_SCALES
 // One stage by mma.sync: a k-slab's products in separate registers, then its scales.
-DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
+DEVICE void consume(const Ring& r, const PipelineState& here, const Mine& mine, Sums& sums) {
   constexpr int PAIR = NJ > 1 ? 2 : 1;
-  const u32 stage = r.stage(i);
+  const u32 stage = r.stage(here.index);
   const int lane = threadIdx.x & 31, q = lane >> 3;
 #pragma unroll
   for (int u = 0; u < STAGE_SLABS; ++u) {
-    const SlabScales scales(stage, u);
+    const SlabScales scales(stage, here, u);
     const u32 first = u * BLOCK_M + warp_m() + (lane & 7) + (NJ > 1 ? (q >> 1) * 8 : 0);
     u32 a[WARP_TILES][4][4];
 #pragma unroll
@@ -46,7 +46,7 @@ DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
     }
   }
   __syncwarp();
-  barrier_arrive_warp(r.empty + i * 8, lane);
+  barrier_arrive_warp(r.empty + here.index * 8, lane);
 }
 #elif defined(SCALED) || defined(FRAGMENTS) && WARPS_M > 1
 // One stage by mma.sync of weights that are stored as fragments. A step of all columns at a time:
@@ -58,9 +58,10 @@ constexpr bool LONG_PRODUCT = UNROLLED_STEPS == 1;
 #ifndef SCALED
 // The same of e4m3 codes by f16 products: columns in fours, so that each product's eight sums are
 // eight products apart.
-DEVICE void consume_widened(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
+DEVICE void consume_widened(const Ring& r, const PipelineState& here, const Mine& mine,
+                            Sums& sums) {
   constexpr int FOUR = NJ < 4 ? NJ : 4;
-  const u32 stage = r.stage(i);
+  const u32 stage = r.stage(here.index);
   const int lane = threadIdx.x & 31, q = lane >> 3;
 #pragma unroll
   for (int u = 0; u < STAGE_SLABS; ++u) {
@@ -98,17 +99,17 @@ DEVICE void consume_widened(const Ring& r, u32 i, const Mine& mine, Sums& sums) 
     }
   }
   __syncwarp();
-  barrier_arrive_warp(r.empty + i * 8, lane);
+  barrier_arrive_warp(r.empty + here.index * 8, lane);
 }
 #endif
 
-DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
+DEVICE void consume(const Ring& r, const PipelineState& here, const Mine& mine, Sums& sums) {
   static_assert(NJ % 2 == 0 || NJ == 1, "columns in pairs");
 #ifndef SCALED
-  if constexpr (WIDENED) return consume_widened(r, i, mine, sums);
+  if constexpr (WIDENED) return consume_widened(r, here, mine, sums);
 #endif
   constexpr int PAIR = NJ > 1 ? 2 : 1;
-  const u32 stage = r.stage(i);
+  const u32 stage = r.stage(here.index);
   const int lane = threadIdx.x & 31, q = lane >> 3;
 #pragma unroll
   for (int u = 0; u < STAGE_SLABS; ++u) {
@@ -159,12 +160,12 @@ DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
     }
   }
   __syncwarp();
-  barrier_arrive_warp(r.empty + i * 8, lane);
+  barrier_arrive_warp(r.empty + here.index * 8, lane);
 }
 #else
 // One stage; raw weights are fetched a k-slab ahead.
-DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
-  const u32 stage = r.stage(i);
+DEVICE void consume(const Ring& r, const PipelineState& here, const Mine& mine, Sums& sums) {
+  const u32 stage = r.stage(here.index);
   const int lane = threadIdx.x & 31;
   Raw raw[WARP_TILES];
 #pragma unroll
@@ -216,6 +217,6 @@ DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
 #endif
   }
   __syncwarp();
-  barrier_arrive_warp(r.empty + i * 8, lane);
+  barrier_arrive_warp(r.empty + here.index * 8, lane);
 }
 #endif

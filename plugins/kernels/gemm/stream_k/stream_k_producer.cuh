@@ -29,7 +29,12 @@ constexpr int SLAB_XS = BLOCK_M < 32 ? 128 : BLOCK_M * 4 + 128;
 #else
 constexpr int SLAB_XS = BLOCK_M * X_SCALE_BYTES;
 #endif
-constexpr int STAGE_XS = STAGE_SLABS * SLAB_XS;
+#ifndef SCALE_SLABS
+#define SCALE_SLABS 1
+#endif
+static_assert(SCALE_SLABS == 1 || SCALE_SLABS == STAGES && STAGE_SLABS == 1, "once a round");
+constexpr int SCALE_ROUNDS = SCALE_SLABS > 1 ? 2 : 1;  // of scales in a stage
+constexpr int STAGE_XS = STAGE_SLABS * SLAB_XS * SCALE_ROUNDS;
 constexpr int OWN = STAGE_X + STAGE_W + STAGE_S + STAGE_XS;
 // wgmma's swizzle counts from a multiple of 1,024 bytes.
 constexpr int STAGE = (OWN + (WGMMA ? 1023 : 0)) & (WGMMA ? ~1023 : ~0);
@@ -150,6 +155,8 @@ struct Ring {
 // A place in the ring: which stage, and the parity of its barriers.
 struct PipelineState {
   u32 index = 0, phase = 0;
+  // Where the scales of activations are in the stage.
+  DEVICE u32 scales() const { return STAGE - STAGE_XS + (SCALE_ROUNDS > 1 ? phase * SLAB_XS : 0); }
   DEVICE void next() {
     if (++index == STAGES) {
       index = 0;
@@ -195,21 +202,23 @@ DEVICE void produce_all_weights(const Problem& p, const Ring& r) {
   launch_dependents();
 }
 
-// The scales of one stage's activations, k-slab by k-slab, a copy a row.
+// The scales of one stage's activations, k-slab by k-slab, a copy a row. With SCALE_SLABS those of
+// a round of the ring, with its first stage: a row's are in one sector, which L2 gives once.
 DEVICE void produce_x_scales(const Problem& p, u32 to, const WorkCursor& c) {
   static_assert(X_SCALE_BYTES == 0 || X_SCALE_BYTES == 4 || X_SCALE_BYTES == 16, "a copy a row");
   const int rows = min(BLOCK_M, p.m - c.at.m), slabs = p.stages * STAGE_SLABS;
 #ifdef SLAB_SCALES
+  constexpr int COUNT = STAGE_SLABS * SCALE_SLABS, APART = SCALE_SLABS > 1 ? STAGE : SLAB_XS;
   const int first = c.stage * STAGE_SLABS, thread = threadIdx.x - FIRST_COPIER;
   const float* from = (const float*)p.x_scales + (u64)c.at.m * slabs + first;
 #pragma unroll
   for (int row = thread; row < BLOCK_M; row += COPIERS)
     if (row < rows)
 #pragma unroll
-      for (int u = 0; u < STAGE_SLABS; ++u)
-        copy_async_few<4>(to + u * SLAB_XS + row * 4, from + (u64)row * slabs + u);
-  if (thread < STAGE_SLABS)
-    copy_async_few<4>(to + thread * SLAB_XS + BLOCK_M * 4,
+      for (int u = 0; u < COUNT; ++u)
+        copy_async_few<4>(to + u * APART + row * 4, from + (u64)row * slabs + u);
+  if (thread < COUNT)
+    copy_async_few<4>(to + thread * APART + BLOCK_M * 4,
                       p.w_scales + (u64)(c.at.n / 128) * slabs + first + thread);
 #else
 #pragma unroll
@@ -223,7 +232,9 @@ DEVICE void produce_x_scales(const Problem& p, u32 to, const WorkCursor& c) {
 }
 
 // The activations of one stage: rows of 128 bytes, 16-byte chunks swizzled by the row.
-DEVICE void produce_activations(const Problem& p, u32 stage, u32 full, const WorkCursor& c) {
+DEVICE void produce_activations(const Problem& p, const Ring& r, const PipelineState& here,
+                                const WorkCursor& c) {
+  const u32 stage = r.stage(here.index), full = r.full + here.index * 8;
   const int thread = threadIdx.x - FIRST_COPIER, chunk = thread & 7, row = thread >> 3;
   const int rows = min(BLOCK_M, p.m - c.at.m) - row;
   const int width = p.k * X_BYTES, at = c.stage * STAGE_SLABS * 128 + chunk * 16;
@@ -238,7 +249,8 @@ DEVICE void produce_activations(const Problem& p, u32 stage, u32 full, const Wor
         copy_async(to + u * BLOCK_M * 128 + i * 1024, inside ? from + u * 128 : p.x,
                    inside ? 16 : 0);
       }
-  if constexpr (X_SCALE_BYTES > 0) produce_x_scales(p, stage + STAGE - STAGE_XS, c);
+  if constexpr (X_SCALE_BYTES > 0)
+    if (SCALE_SLABS == 1 || here.index == 0) produce_x_scales(p, stage + here.scales(), c);
 #if WGMMA
   commit_copies();
 #else
@@ -266,7 +278,7 @@ DEVICE void produce_all_activations(const Problem& p, const Ring& r) {
   wait_for_previous();
   for (u32 done = 0; done < count; ++done, here.next(), cursor.next(p)) {
     if (done >= STAGES) barrier_wait_whole(r.empty + here.index * 8, here.phase ^ 1);
-    produce_activations(p, r.stage(here.index), r.full + here.index * 8, cursor);
+    produce_activations(p, r, here, cursor);
 #if WGMMA
     if (done < LAG) continue;
     announce<LAG>(r, behind.index);

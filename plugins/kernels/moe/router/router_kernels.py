@@ -101,7 +101,6 @@ def cost_cluster(node: Node) -> float:
 
 
 def plan(node: Node) -> Plan:
-    """One launch."""
     tokens, experts = node.shape("tokens", "E")
     rows, groups = -(-(experts + ("gate" in node)) // ROWS), -(-tokens // TOKENS)
     arrived = Scratch(4 * groups, zeroed=True)

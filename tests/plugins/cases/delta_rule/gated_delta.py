@@ -50,7 +50,6 @@ class Launch:
 
     @property
     def layout(self) -> Ring:
-        """Of a slot's records."""
         heads = Heads(self.tile, self.keys, self.values, self.key_dim, self.value_dim)
         return Ring(self.ring, heads, self.drafts)
 
@@ -300,3 +299,4 @@ CHUNK = (
     _kept("7 drafts, ring of 4, sizes differ", key_dim=16, value_dim=48, ring=4, drafts=7),
     _kept("3 drafts, bf16", 1e-2, 1e-2, dtype=_BF16, state=_BF16, ring=8, drafts=3),
 )
+CASES = {"gated_delta_step": STEP, "gated_delta_chunk": CHUNK}

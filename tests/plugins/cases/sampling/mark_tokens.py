@@ -4,7 +4,7 @@ import numpy as np
 
 from spark_engine.op import Case, Inputs
 from spark_engine.tensors import Array
-from tests.plugins.cases.drafts.rounds import without_scratch
+from tests.plugins.cases.rounds import without_scratch
 
 
 def _inputs(

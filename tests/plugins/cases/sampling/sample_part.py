@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spark_engine.op import Attrs, Case
+from spark_engine.plugins.ops.sampling import sample_part
 from spark_engine.tensors import Array
 from tests.plugins.cases.sampling.sample import Launch, broken, ties
 
@@ -78,3 +79,7 @@ def join_case(shared: RankedCase, part: Part) -> Case:
 
 
 PARTS = tuple(_part(shared, rank) for shared in SHARED for rank in (0, shared.ranks - 1))
+CASES = {
+    "sample_part": PARTS,
+    "sample_join": tuple(join_case(shared, sample_part.reference) for shared in SHARED),
+}

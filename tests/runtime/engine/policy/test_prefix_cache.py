@@ -158,7 +158,6 @@ def names_of(tokens: list[int]) -> list[bytes]:
 
 
 def beginning(node: PageNode) -> tuple[int, ...]:
-    """Tokens up to the node's end."""
     return tuple(array("i", b"".join(reversed([one.name for one in node.path()]))))
 
 

@@ -26,8 +26,6 @@ assert AGENTS * SECONDS < HYSTERESIS * TAU
 
 @dataclass
 class Agent:
-    """What was said so far."""
-
     ids: list[int]
 
 
@@ -62,7 +60,6 @@ class Pressed:
         return events[-1].cached
 
     def found(self, shuffled: bool) -> float:
-        """The share of all prompts' tokens."""
         asked = found = 0
         for _ in range(TURNS):
             order = self._rng.sample(self.agents, AGENTS) if shuffled else self.agents

@@ -80,7 +80,6 @@ class ApiClient:
 
     @property
     def prompt(self) -> str:
-        """The prompt of the last request."""
         return tokenizer().decode(self.client.submitted[-1].prompt, skip_special=False)
 
 

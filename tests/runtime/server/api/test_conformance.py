@@ -54,8 +54,6 @@ def _param(value: Any, name: str, wanted: Any = None, **more: Any) -> Row:
 
 
 def _bound(value: Any, **more: Any) -> Row:
-    """Bound to a grammar."""
-
     def effect(asked: Asked) -> bool:
         bound = asked.request.constraint
         return bound is not None and bound.grammar != ""

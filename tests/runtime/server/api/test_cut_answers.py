@@ -16,7 +16,6 @@ FUNCTION = {"name": "weather", "parameters": SCHEMA}
 
 
 def _ask(path: str, answer: str, finish: FinishReason, stream: bool, stop: str | None) -> Any:
-    """The answer, or its events."""
     if path == MESSAGES:
         body: dict[str, Any] = {
             "max_tokens": 99,
@@ -77,7 +76,6 @@ def test_only_a_whole_call_is_a_reason_to_end(
 
 
 def _said(path: str, found: Any, stream: bool) -> tuple[str, str, str]:
-    """(thought, text, why it ended)."""
     if path == CHAT and stream:
         deltas = [event["choices"][0] for event in found[:-1]]
         keys = ("reasoning_content", "content")

@@ -48,8 +48,6 @@ class Clock:
 
 
 class Running:
-    """A server over the faulty engine."""
-
     def __init__(
         self, folder: Path, how: Supervision, max_queue: int, clock: Clock, step_s: float
     ) -> None:
@@ -65,11 +63,9 @@ class Running:
         return asyncio.create_task(self.ask(body))
 
     async def taken(self) -> None:
-        """The requested fault has started."""
         await self.until(lambda: not (self.folder / "fault").exists())
 
     def hung(self) -> None:
-        """The watchdog's time is over."""
         self.clock.more += 2 * HANGS_S
 
     async def until(self, ok: Callable[[], bool], seconds: float = 90) -> None:

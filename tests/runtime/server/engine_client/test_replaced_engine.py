@@ -20,9 +20,10 @@ from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server.engine_client import engine_folder, supervisor, worker
 from spark_engine.runtime.server.engine_client.client import EngineClient, Mailbox
 from spark_engine.runtime.server.engine_client.supervisor import Supervision
-from spark_engine.runtime.server.process import open_service, server
+from spark_engine.runtime.server.process import server
 from spark_engine.runtime.server.process.open_service import worker_command
 from spark_engine.runtime.server.process.options import ServerOptions
+from spark_engine.runtime.server.prompts import text_files
 from tests.runtime import small_engine
 
 
@@ -52,7 +53,6 @@ def swap(folder: Path, other: Path) -> None:
 
 
 async def answer(client: EngineClient) -> list[int]:
-    """The tokens of a greedy request."""
     box: Mailbox = asyncio.Queue()
     params = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0.0)
     client.submit([Request((5, 6), params)], box, small_engine.SLOTS)
@@ -166,7 +166,7 @@ def test_a_server_does_not_start_with_texts_that_were_replaced_after_the_engine_
     built: tuple[Path, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine process may be done before the tokenizer is read."""
-    read = open_service.read_tokenizer
+    read = text_files.read_tokenizer
 
     def after(path: Path) -> object:
         manifest = path / "manifest.json"
@@ -174,7 +174,7 @@ def test_a_server_does_not_start_with_texts_that_were_replaced_after_the_engine_
         (path / "other").rename(manifest)
         return read(path)
 
-    monkeypatch.setattr(open_service, "read_tokenizer", after)
+    monkeypatch.setattr(text_files, "read_tokenizer", after)
     command = worker_command(folder, EngineOptions())
     with pytest.raises(EngineError, match="while it was being loaded: start again"):
         asyncio.run(server.serve(command, folder, ServerOptions(port=0)))

@@ -68,7 +68,6 @@ class Scripted(OnDemandClient):
         self.running_ids += [n for n in sent if n not in known]
 
     def finish(self) -> None:
-        """The oldest request that runs ends."""
         end = Event(self.running_ids.pop(0), 7, finish=FinishReason.LENGTH)
         self.on_step(StepReport([end], Stats(), []))
 
@@ -358,8 +357,6 @@ def test_waiting_is_bounded_in_number_and_time() -> None:
 def _gated(
     use: Callable[[Bench], Coroutine[Any, Any, None]],
 ) -> Callable[[Bench], Coroutine[Any, Any, None]]:
-    """Unloads b first."""
-
     async def whole(bench: Bench) -> None:
         await bench.engines["b"].unload()
         await use(bench)

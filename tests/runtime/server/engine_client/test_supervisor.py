@@ -77,8 +77,6 @@ def test_time_in_which_the_server_itself_did_not_run_is_not_counted() -> None:
 
 
 class Lives(EngineClient):
-    """A client with fake processes."""
-
     def __init__(self, max_queue: int) -> None:
         super().__init__((), max_queue, FAST)
         self.said: list[bytes] = []
@@ -97,15 +95,12 @@ class Lives(EngineClient):
         self.on_engine_lost(words, for_good)
 
     def submitted(self) -> list[int]:
-        """Takes the ids that were sent."""
         found = [c.id for c in map(decode_command, self.said) if isinstance(c, Submit)]
         self.said.clear()
         return found
 
 
 class Trial:
-    """A client over such processes."""
-
     def __init__(self, max_queue: int = 10) -> None:
         self.client = self.lives = Lives(max_queue)
 

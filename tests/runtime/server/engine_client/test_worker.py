@@ -52,8 +52,6 @@ class Broken(FakeEngine):
 
 
 class Idle(FakeEngine):
-    """Has nothing to do."""
-
     def __init__(self) -> None:
         self._live, self._ends, self._steps, self._rounds = {}, [], 0, 0
 
@@ -158,8 +156,6 @@ def test_a_burst_of_requests_is_taken_over_several_steps_while_others_run() -> N
 
 
 class Full(Idle):
-    """Takes no request."""
-
     def add(self, request_id: int, request: Request) -> None:
         raise CapacityError("the queue is full")
 

@@ -21,8 +21,6 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 class Collector:
-    """Takes what is sent to it."""
-
     def __init__(self) -> None:
         self.paths: list[str] = []
         self.spans: list[Any] = []

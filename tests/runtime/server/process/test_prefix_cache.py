@@ -45,7 +45,6 @@ class Server:
         return found
 
     def metrics(self) -> dict[str, float]:
-        """The prefix cache's, by name."""
         lines = patient.get(self.url + "/metrics").text.splitlines()
         rows = (line.rsplit(" ", 1) for line in lines if "prefix_cache" in line and line[0] != "#")
         return {name.replace('model_name="small"', ""): float(value) for name, value in rows}

@@ -39,8 +39,6 @@ STEPS = "spark:engine_launches_total"
 
 @dataclass(frozen=True)
 class Running:
-    """A server process and its clients."""
-
     process: subprocess.Popen[bytes]
     url: str
 
@@ -54,13 +52,11 @@ class Running:
 
     @property
     def worker(self) -> int:
-        """The engine process."""
         (found,) = (pid for pid in self.children if b"ipc://" in _command(pid))
         return found
 
     @property
     def children(self) -> list[int]:
-        """The server's processes."""
         pid = self.process.pid
         return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 

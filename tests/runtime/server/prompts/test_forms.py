@@ -22,7 +22,6 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 def _bound(path: str = CHAT, **fields: Any) -> list[ConstraintSpec | None]:
-    """What binds each choice."""
     server = ApiClient("x")
     base = {"messages": [{"role": "user", "content": "hi"}]} if path == CHAT else {}
     answer = server.post(path, {**base, "max_tokens": 2, **fields})

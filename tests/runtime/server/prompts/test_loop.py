@@ -87,7 +87,6 @@ def _repeated(before: str, part: str, after: str, size: int) -> bytes:
 
 
 def _nasty(size: int) -> dict[str, tuple[str, bytes]]:
-    """{description: (path, body)}."""
     refs = {f"p{i}": {"$ref": "#"} for i in range(12)}
     self_ref = {"anyOf": [{"$ref": "#/$defs/a"}] * 12}
     schema = {

@@ -28,8 +28,6 @@ GAPS = (" ", " ", " ", "\n", "  ", "\n\n", " \n ", "")
 
 
 class Counting(Tokenizer):
-    """Counts the characters of its texts."""
-
     count = 0
 
     def encode(self, text: str) -> list[int]:

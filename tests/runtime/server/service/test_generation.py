@@ -97,7 +97,6 @@ def test_the_deadline_is_the_requests_and_not_each_tokens() -> None:
 
 @pytest.fixture
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deadlines count by the loop's time."""
     monkeypatch.setattr(
         generation,
         "time",
