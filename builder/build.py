@@ -132,7 +132,7 @@ def build(
         layout = plan_weights(weight_specs([*graphs.values()]))
         small = BUCKET_FILE * len(plan.buckets)
         check_space(destination, plan.ranks * layout.total + text_bytes(checkpoint) + small)
-        unsaid: tuple[str, ...] = ()
+        record_notes: tuple[str, ...] = ()
         with staging(destination) as folder:
             write = partial(emit_weights, model, graphs, layout, folder, plan.ranks, clock)
             with in_background(write, now=not host_budget(None).shared) as written:
@@ -152,10 +152,10 @@ def build(
             manifest = seal(folder, manifest)
             if record is not False:
                 clock.start("record", "the build record")
-                manifest, unsaid = recorded(folder, manifest, least=record is None)
+                manifest, record_notes = recorded(folder, manifest, least=record is None)
     notes = (*found, *plan.notes, *borrowed, *rounding_notes(graphs.values()), *backend.notes)
     specs = [entry.spec for entry in layout.entries.values()]
-    notes += (*draft_costs(manifest, specs), *tower_note(manifest, specs), *unsaid)
+    notes += (*draft_costs(manifest, specs), *tower_note(manifest, specs), *record_notes)
     seconds = clock.seconds()
     return BuildReport(manifest, True, seconds, clock.peak_rss(), notes, clock.peak_anonymous)
 

@@ -108,8 +108,8 @@ def with_drafter(model: Model, folder: Path) -> Model:
     """
     assert model.checkpoint is not None
     config = read_drafter(read_json(folder / CONFIG, required=True))
-    said = read_json(model.checkpoint.path / CONFIG, required=False).get("_name_or_path")
-    check_target(config, model.config, str(said or ""))
+    name = read_json(model.checkpoint.path / CONFIG, required=False).get("_name_or_path")
+    check_target(config, model.config, str(name or ""))
     rows = [*tensors_of(network(config))]
     expected = {e.name: e for e in map(_expected, rows)}
     if is_synthetic(folder):

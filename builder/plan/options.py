@@ -241,7 +241,7 @@ def gpu_of(options: Options, present: Target | None = None) -> Target | None:
     return on if on.architecture.rehearses == of.name else kernel.rehearsal(of, on)
 
 
-def timed_unasked(gpu: Target) -> bool:
+def timed_by_default(gpu: Target) -> bool:
     """True if tactics are timed by default: not in a rehearsal, which uses the tactics that are
     chosen for the rehearsed GPU, since this GPU's memory is faster."""
     return not gpu.architecture.rehearses
@@ -396,5 +396,5 @@ def _cache(gib: float | None) -> int | None:
 
 def _positive(option: str, value: int) -> int:
     if value <= 0:
-        raise OptionError(f"{option} {value} must be positive")
+        raise OptionError(f"{option} {value}: give 1 or more")
     return value

@@ -254,7 +254,7 @@ class Engine:
         """Figures for metrics and a watchdog; plain numbers by name.
 
         `last_step_age` is seconds since the last step ended; with live requests it must stay
-        small. `buckets` counts launches by "family_rows". The others count since the start.
+        small. `buckets` counts launches by bucket, "decode_8". The others count since the start.
         """
         counts = self._loop.counts
         counted: dict[str, object] = {f.name: getattr(counts, f.name) for f in fields(counts)}

@@ -338,7 +338,7 @@ def replay(trace: Trace) -> tuple[Watch, dict[int, Arrival]]:
             if arrival.cancel_after is not None:
                 cancels[number] = now + arrival.cancel_after
         if now in trace.short:
-            watch.engine.save_memory(not watch.engine.scheduler.frugal)
+            watch.engine.save_memory(not watch.engine.scheduler.no_swap)
         for number in [n for n, at in cancels.items() if at == now]:
             watch.engine.cancel(number, FinishReason.CANCELLED)
         watch.step()
