@@ -219,10 +219,9 @@ def planned(checkpoint: Path, options: Options) -> tuple[Model, BuildPlan]:
     if plan.vision and plan.gpu and (why := refusal(model, plan)):
         plan = resolve(replace(options, vision=False, max_image_pixels=None), facts_of(model))
     check_mlps(model, plan)
-    note = (f"built without images: {why}",) if why else ()
-    if block and head_lost:
-        note += (f"{head_lost}: the drafter alone drafts",)
-    return model, replace(plan, notes=(*plan.notes, *note))
+    notes = [f"built without images: {why}"] if why else []
+    notes += [f"{head_lost}: the drafter alone drafts"] if block and head_lost else []
+    return model, replace(plan, notes=(*plan.notes, *notes))
 
 
 def unchanged(destination: Path, target: str, print_: Fingerprint) -> Manifest | None:
