@@ -185,7 +185,7 @@ class _Build(click.Command):
     "--drafter",
     type=click.Path(exists=True, file_okay=False),
     help="Folder of a DFlash2 drafter that was trained for this model: it drafts all tokens of a "
-    "round in one pass, in place of the model's draft head.",
+    "round in one pass. Rounds of few drafts stay with the model's draft head, if it has one.",
 )
 @click.option(
     "--draft-suffix",
