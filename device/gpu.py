@@ -345,6 +345,11 @@ class Gpu:
         """Queues the event."""
         value(driver.cuEventRecord(event, self.stream if stream is None else stream))
 
+    def mark(self, event: Event) -> None:
+        """Records the event as a part of the graph that is captured: every replay reaches it."""
+        flag = driver.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL.value
+        value(driver.cuEventRecordWithFlags(event, self.stream, flag))
+
     def new_stream(self) -> Stream:
         """Creates a stream that waits for no other; `upload` and `record` take it."""
         flag = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value

@@ -5,7 +5,7 @@ Knows the byte format and rejects invalid launches; knows no device and no addre
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -193,7 +193,7 @@ class _Operands:
         return place
 
 
-def _operand(arg: tuple[Any, ...], sizes: Mapping[str, int]) -> Operand:
+def _operand(arg: Sequence[Any], sizes: Mapping[str, int]) -> Operand:
     if len(arg) == 2 and arg[0] in _BY_NAME and isinstance(arg[1], str):
         return _named(str(arg[0]), arg[1])
     match arg:

@@ -54,13 +54,13 @@ class SegmentsExecutor(SynchronousExecutor):
         specs = {spec.name: spec for spec in known}
         specs |= {out: replace(specs[state], name=out) for out, state in self._aliases.items()}
         arrays = trial_step(header)
-        wild = None if arrays is None else self._named(arrays | _wild(segments.values))
+        example = None if arrays is None else self._named(arrays | _random_values(segments.values))
 
         def opened(step: Segment) -> BoundSession:
             model = step.of_rank(comm.rank)
             session = open_session(model, folder, threads, self._label, folds(header))
             inputs, outputs = ([specs[n] for n in names] for names in (step.inputs, step.outputs))
-            return BoundSession(session, inputs, outputs, wild)
+            return BoundSession(session, inputs, outputs, example)
 
         self._steps: tuple[BoundSession | Collective, ...] = tuple(
             opened(step) if isinstance(step, Segment) else step for step in segments.steps
@@ -114,7 +114,7 @@ class SegmentsExecutor(SynchronousExecutor):
             out[some] = np.concatenate([*self._comm.all_gather(given[some])], axis=-1)
 
 
-def _wild(specs: tuple[TensorSpec, ...]) -> dict[str, Array]:
+def _random_values(specs: tuple[TensorSpec, ...]) -> dict[str, Array]:
     """Small random values for tensors between segments."""
     rng = np.random.default_rng(0)
     arrays = {spec.name: allocate(spec) for spec in specs}

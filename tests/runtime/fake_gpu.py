@@ -221,6 +221,14 @@ class FakeGpu:
         self._make("record")
         self._add(event)
 
+    def mark(self, event: Event) -> None:
+        assert event in self._events and self.recording is not None
+        self._make("mark")
+        self.recording.append(lambda: self.reached(event))
+
+    def reached(self, event: Event) -> None:
+        """A replay is at an event that is a part of its graph."""
+
     def wait_for(self, event: Event) -> None:
         assert event in self._events
         self.calls.append("blocks" if event in self._queue else "passes")

@@ -62,16 +62,16 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     f = Text()
     tile, (n, vocab) = tile_of(attrs), OP.named(attrs, specs).shape("rows", "V")
     rows = read_rows(f, "slots", "starts", "counts")
-    home = _home_rows(f, rows, n) if tile > 1 else np.arange(n)
+    counted_in = _counted_rows(f, rows, n) if tile > 1 else np.arange(n)
     clears = f("Equal", rows.starts, 0)
     if tile > 1:  # a later tile's row belongs to a fresh sequence if an earlier tile starts it
-        hits = f("ScatterND", np.zeros(n, np.int64), f("Unsqueeze", home, [1]),
+        hits = f("ScatterND", np.zeros(n, np.int64), f("Unsqueeze", counted_in, [1]),
                  f.long(clears), reduction="max")  # fmt: skip
         clears = f("Equal", hits, 1)
     old = f("Gather", "token_counts", "slots")  # [rows, V]
     base = f("Where", f("Unsqueeze", clears, [1]), np.int32(0), old)
     ids = f("Reshape", resolved_ids(f, attrs, vocab), [n, tile])
-    at = _indices(f, home, ids, n, tile)
+    at = _indices(f, counted_in, ids, n, tile)
     known = f("Reshape", f("Less", "token_ids", np.int32(vocab)), [n, tile])
     prompt, generated = _kinds(f, rows, tile, known)
     new = _add_tokens(f, base, at, prompt, generated)
@@ -80,7 +80,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("mark_tokens", OP.inputs, ("token_counts_out",))
 
 
-def _home_rows(f: Text, rows: Rows, n: int) -> str:
+def _counted_rows(f: Text, rows: Rows, n: int) -> str:
     """int64 [rows]: the last tile of the same sequence, where all its tokens are counted."""
     same = f("Equal", f("Unsqueeze", rows.slots, [1]), f("Unsqueeze", rows.slots, [0]))
     own = np.eye(n, dtype=np.bool_)
@@ -89,9 +89,9 @@ def _home_rows(f: Text, rows: Rows, n: int) -> str:
     return f("ReduceMax", candidates, [1], keepdims=0)
 
 
-def _indices(f: Text, home: str | Array, ids: str, n: int, tile: int) -> str:
-    """int64 [rows, tile, 2]: (home row, id)."""
-    column = f("Reshape", home, [n, 1, 1])
+def _indices(f: Text, counted_in: str | Array, ids: str, n: int, tile: int) -> str:
+    """int64 [rows, tile, 2]: (row that counts it, id)."""
+    column = f("Reshape", counted_in, [n, 1, 1])
     wide = f("Expand", column, [n, tile, 1])
     return f("Concat", wide, f("Unsqueeze", ids, [2]), axis=2)
 
