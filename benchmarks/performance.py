@@ -330,7 +330,7 @@ TABLES = {
 
 
 def filled(text: str) -> str:
-    """The page with every marked table made anew."""
+    """The page with every marked table written again."""
     for name, make in TABLES.items():
         begin, end = f"<!-- {name} -->\n", f"\n<!-- end {name} -->"
         form = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)

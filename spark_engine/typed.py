@@ -50,7 +50,7 @@ def _fields(kind: Any, row: Mapping[str, Any], where: str) -> dict[str, Any]:
     hints, known = _hints(kind), {f.name for f in fields(kind)}
     strange, missing = sorted(set(row) - known), sorted(known - set(row))
     if strange or missing:
-        raise ValueError(f"{where or kind.__name__} lacks {missing} and has {strange} beyond")
+        raise ValueError(f"{where or kind.__name__} lacks {missing} and has the unknown {strange}")
     return {k: typed(hints[k], v, f"{where} {k}".strip()) for k, v in row.items()}
 
 

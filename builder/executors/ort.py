@@ -27,7 +27,7 @@ from spark_engine.builder.executors.ort_memory import (
 )
 from spark_engine.builder.executors.shared_sampling import divided
 from spark_engine.builder.graph.family import FamilyGraph
-from spark_engine.builder.graph.memory import homes
+from spark_engine.builder.graph.memory import owners
 from spark_engine.builder.graph.nodes import Ops, attrs_of, is_op, spec_of
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import BuildPlan
@@ -135,12 +135,12 @@ def chained(graph: FamilyGraph, ops: Ops) -> dict[str, str]:
     They are outputs of the model too, so that the caller can bind them to the state's memory.
     Otherwise onnxruntime copies the whole state into memory that it allocates.
     """
-    shared = homes(graph.graph, ops)
+    shared = owners(graph.graph, ops)
     written = ((t.name, shared[id(t)].name) for n in graph.graph.nodes for t in n.outputs)
     return {
-        name: home
-        for name, home in written
-        if home in graph.state_names and name != home + STATE_OUT
+        name: owner
+        for name, owner in written
+        if owner in graph.state_names and name != owner + STATE_OUT
     }
 
 

@@ -50,13 +50,13 @@ class TrtBackend(OrtBackend):
         self._ops = ops
         if plan.precision.kv is DType.F8E4M3:
             raise OptionError(
-                f"--kv-dtype fp8: pages of bytes are nothing that --target {plan.target} can "
-                "read; give --kv-dtype bf16 or f32"
+                f"--kv-dtype fp8: --target {plan.target} reads no FP8 pages; give --kv-dtype bf16 "
+                "or f32"
             )
         if plan.limits.drafts:
             raise OptionError(
-                f"--drafts {plan.limits.drafts}: --target {plan.target} samples behind the "
-                "network, where a round would sample within it; give --drafts 0"
+                f"--drafts {plan.limits.drafts}: --target {plan.target} samples on the host after "
+                "the network, and a round samples within it; give --drafts 0"
             )
 
     def emit(self, graph: FamilyGraph, size: Size, weights: Mapping[str, WeightEntry]) -> Emitted:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_engine.builder.graph.memory import LiveBlock, homes, lifetimes, place
+from spark_engine.builder.graph.memory import LiveBlock, lifetimes, owners, place
 from spark_engine.builder.graph.nodes import Ops
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.tactics import Chooser, TacticChoice
@@ -147,7 +147,7 @@ class _Places:
         ops: Ops,
     ) -> None:
         graph = bucket.graph
-        self._homes = homes(graph, ops)
+        self._owners = owners(graph, ops)
         self._kinds = {t.name: "output" for t in graph.outputs}
         for tensor in graph.inputs:
             kind = "weight" if tensor.name in weights else "input"
@@ -167,10 +167,10 @@ class _Places:
             zeroed = self._zeroed.get((step, pointer.index))
             return zeroed or self._inside(_scratch_name(node, pointer.index))
         tensors = node.inputs if pointer.kind == "input" else node.outputs
-        home = self._homes.get(id(tensors[pointer.index]), tensors[pointer.index])
-        if home.name in self._kinds:
-            return [self._kinds[home.name], home.name]
-        return self._inside(home.name)
+        owner = self._owners.get(id(tensors[pointer.index]), tensors[pointer.index])
+        if owner.name in self._kinds:
+            return [self._kinds[owner.name], owner.name]
+        return self._inside(owner.name)
 
     def _inside(self, name: str) -> Json:
         return ["arena", self.arena.offsets[name], self._sizes[name]]
@@ -180,11 +180,11 @@ class _Places:
         a state of the same name."""
         found: dict[str, Json] = {}
         for tensor in self._written:
-            home = self._homes.get(id(tensor), tensor)
-            if home.name not in self._kinds:
-                found[tensor.name] = self._inside(home.name)
-            elif tensor.name not in (home.name, home.name + STATE_OUT):
-                found[tensor.name] = [self._kinds[home.name], home.name]
+            owner = self._owners.get(id(tensor), tensor)
+            if owner.name not in self._kinds:
+                found[tensor.name] = self._inside(owner.name)
+            elif tensor.name not in (owner.name, owner.name + STATE_OUT):
+                found[tensor.name] = [self._kinds[owner.name], owner.name]
         return found
 
     def _take_scratch(self, step: int, node: gs.Node, choice: TacticChoice) -> list[LiveBlock]:

@@ -161,7 +161,7 @@ def _mode(context: click.Context, values: Mapping[str, Any]) -> Mode:
     typed = [mode for mode in asked if source(mode) is ParameterSource.COMMANDLINE]
     if len(modes := typed or asked) > 1:
         raise OptionError(f"give only one of {', '.join(mode.flag for mode in ASKED_FOR)}")
-    mode = modes[0] if modes else _unasked()
+    mode = modes[0] if modes else _default_mode()
     for row in OPTIONS:
         of_file = source(row.name) is ParameterSource.DEFAULT_MAP and mode in row.where
         if source(row.name) is not ParameterSource.COMMANDLINE and not of_file:
@@ -180,7 +180,7 @@ def _log_format(context: click.Context, values: Mapping[str, Any]) -> LogFormat:
     return LogFormat(values["log_format"]) if serves else LogFormat.TEXT
 
 
-def _unasked() -> Mode:
+def _default_mode() -> Mode:
     """The default: a chat on a terminal, one answer to piped input."""
     if not sys.stdin.isatty():
         return Mode.CHAT
@@ -310,8 +310,8 @@ def _prompt(
                 "standard input is empty: pipe in the message, or give one of --prompt, "
                 "--prompt-ids, --chat and --serve"
             )
-    said = {"system": values["system"], "user": with_images(map(Path, values["image"]), text)}
-    messages = [{"role": k, "content": v} for k, v in said.items() if v is not None]
+    texts = {"system": values["system"], "user": with_images(map(Path, values["image"]), text)}
+    messages = [{"role": k, "content": v} for k, v in texts.items() if v is not None]
     thinking = False if values["no_thinking"] else None
     return session.prompt(messages, thinking, chat=mode is Mode.CHAT)
 

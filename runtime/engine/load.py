@@ -157,9 +157,9 @@ def load(
         undo.callback(group.close)
         orders = Orders(group)
         group.begin(begin_message(path, options), manifest.executor == NATIVE)
-        heard = OpenProgress(shown, mark, group.check)
+        progress = OpenProgress(shown, mark, group.check)
         with orders.explained():
-            loaded = _load(path, manifest, options, heard.mark, heard, group.comm)
+            loaded = _load(path, manifest, options, progress.mark, progress, group.comm)
         undo.callback(loaded.close)
         undo.callback(group.leave)
         group.all_open()

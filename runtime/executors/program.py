@@ -5,7 +5,7 @@ Knows the byte format and rejects invalid launches; knows no device and no addre
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, TypeVar
@@ -192,7 +192,7 @@ class _Operands:
         return place
 
 
-def _operand(arg: Arg, sizes: Mapping[str, int]) -> Operand:
+def _operand(arg: Sequence[Any], sizes: Mapping[str, int]) -> Operand:
     match arg:
         case [str(kind), offset, nbytes] if kind in _BY_OFFSET and _are_ints(offset, nbytes):
             if not 0 <= offset <= offset + nbytes <= sizes[kind]:

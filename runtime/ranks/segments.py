@@ -57,15 +57,17 @@ class SegmentsExecutor(SynchronousExecutor):
         shared = sessions or Sessions()
 
         @cache
-        def wild() -> Arrays | None:
+        def example() -> Arrays | None:
             arrays = trial_step(header)
-            return None if arrays is None else self._named(arrays | _wild(segments.values))
+            if arrays is None:
+                return None
+            return self._named(arrays | _random_values(segments.values))
 
         def opened(step: Segment) -> BoundSession:
             model = step.of_rank(comm.rank)
             found = shared.open(model, folder, threads, self._label, folds(header))
             inputs, outputs = ([specs[n] for n in names] for names in (step.inputs, step.outputs))
-            return BoundSession(found, inputs, outputs, wild)
+            return BoundSession(found, inputs, outputs, example)
 
         self._steps: tuple[BoundSession | Collective, ...] = tuple(
             opened(step) if isinstance(step, Segment) else step for step in segments.steps
@@ -119,7 +121,7 @@ class SegmentsExecutor(SynchronousExecutor):
             out[some] = np.concatenate([*self._comm.all_gather(given[some])], axis=-1)
 
 
-def _wild(specs: tuple[TensorSpec, ...]) -> dict[str, Array]:
+def _random_values(specs: tuple[TensorSpec, ...]) -> dict[str, Array]:
     """Small random values for tensors between segments."""
     rng = np.random.default_rng(0)
     arrays = {spec.name: allocate(spec) for spec in specs}

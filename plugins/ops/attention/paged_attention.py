@@ -145,7 +145,8 @@ def fragment(f: Text, node: Named, out: str = "") -> str:
 def tolerance(attrs: Attrs) -> Tolerance:
     """Over bf16 pages q and the softmax's weights are bf16, as in every kernel on this matrix unit.
     In numpy these two roundings alone give an element of the cases an error of 4.3 times 2^-7
-    (relative L2 distance 3e-3). Over e4m3 pages both are f16; test_cuda_attention requires 2^-7."""
+    (relative L2 distance 3e-3). Over e4m3 pages both are f16, and
+    tests/plugins/attention requires 2^-7."""
     return Tolerance(element=6 * 2.0**-7)
 
 

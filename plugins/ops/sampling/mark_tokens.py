@@ -63,16 +63,16 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     tile, vocab = tile_of(attrs), OP.named(attrs, specs).dim("V")
     rows = read_rows(f, "slots", "starts", "counts")
     own = f.indices("slots")
-    home = _home_rows(f, rows, own) if tile > 1 else own
+    counted_in = _counted_rows(f, rows, own) if tile > 1 else own
     clears = f("Equal", rows.starts, 0)
     if tile > 1:  # a later tile's row belongs to a fresh sequence if an earlier tile starts it
-        hits = f("ScatterND", f("Mul", own, 0), f("Unsqueeze", home, [1]),
+        hits = f("ScatterND", f("Mul", own, 0), f("Unsqueeze", counted_in, [1]),
                  f.long(clears), reduction="max")  # fmt: skip
         clears = f("Equal", hits, 1)
     old = f("Gather", "token_counts", "slots")  # [rows, V]
     base = f("Where", f("Unsqueeze", clears, [1]), np.int32(0), old)
     ids = f("Reshape", resolved_ids(f, attrs, vocab), [-1, tile])
-    at = _indices(f, home, ids, tile)
+    at = _indices(f, counted_in, ids, tile)
     known = f("Reshape", f("Less", "token_ids", np.int32(vocab)), [-1, tile])
     prompt, generated = _kinds(f, rows, tile, known)
     new = _add_tokens(f, base, at, prompt, generated)
@@ -81,7 +81,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("mark_tokens", OP.inputs, ("token_counts_out",))
 
 
-def _home_rows(f: Text, rows: Rows, index: str) -> str:
+def _counted_rows(f: Text, rows: Rows, index: str) -> str:
     """int64 [rows]: the last tile of the same sequence, where all its tokens are counted; `index`:
     that of each."""
     same = f("Equal", f("Unsqueeze", rows.slots, [1]), f("Unsqueeze", rows.slots, [0]))
@@ -92,9 +92,9 @@ def _home_rows(f: Text, rows: Rows, index: str) -> str:
     return f("ReduceMax", candidates, [1], keepdims=0)
 
 
-def _indices(f: Text, home: str, ids: str, tile: int) -> str:
-    """int64 [rows, tile, 2]: (home row, id)."""
-    wide = f("Expand", f("Unsqueeze", home, [1, 2]), [1, tile, 1])
+def _indices(f: Text, counted_in: str, ids: str, tile: int) -> str:
+    """int64 [rows, tile, 2]: (row that counts it, id)."""
+    wide = f("Expand", f("Unsqueeze", counted_in, [1, 2]), [1, tile, 1])
     return f("Concat", wide, f("Unsqueeze", ids, [2]), axis=2)
 
 

@@ -241,8 +241,8 @@ def drawn(f: Text, p: Parameters, z: str, greatest: str, greedy: str, width: int
     def otherwise(g: Text) -> tuple[str]:
         return (g("Identity", greedy),)
 
-    anyone = f.cast(f("ReduceMax", f.cast(p.samples, DType.I32), [0, 1], keepdims=0), DType.BOOL)
-    return f("If", anyone, then_branch=f.graph(0, then), else_branch=f.graph(0, otherwise))
+    any_row = f.cast(f("ReduceMax", f.cast(p.samples, DType.I32), [0, 1], keepdims=0), DType.BOOL)
+    return f("If", any_row, then_branch=f.graph(0, then), else_branch=f.graph(0, otherwise))
 
 
 OP = serve(

@@ -210,8 +210,8 @@ def within_mask(f: Text, p: Parameters, z: str, vocab: int, span: Span, whole: i
     def otherwise(g: Text) -> tuple[str]:
         return (g("Identity", z),)
 
-    anyone = f.cast(f("ReduceMax", f.cast(p.masked, DType.I32), [0, 1], keepdims=0), DType.BOOL)
-    return f("If", anyone, then_branch=f.graph(0, then), else_branch=f.graph(0, otherwise))
+    any_row = f.cast(f("ReduceMax", f.cast(p.masked, DType.I32), [0, 1], keepdims=0), DType.BOOL)
+    return f("If", any_row, then_branch=f.graph(0, then), else_branch=f.graph(0, otherwise))
 
 
 def draw(f: Text, p: Parameters, z: str, greatest: str, width: int) -> str:

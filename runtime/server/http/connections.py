@@ -59,15 +59,15 @@ class Connections:
         self.inside: set[Connection] = set()
         self.waiting: dict[Connection, None] = {}  # the longest silent first
         self._unparsed: deque[Connection] = deque()  # those with bytes that wait to be parsed
-        self.shaking: dict[int, socket.socket] = {}  # by descriptor, the oldest first
+        self.in_handshake: dict[int, socket.socket] = {}  # by descriptor, the oldest first
 
     def shake(self, accepted: socket.socket) -> None:
         """A connection was accepted, and its TLS handshake begins."""
-        self.shaking.pop(accepted.fileno(), None)  # of a connection that has ended
-        if len(self.shaking) >= self.most:
+        self.in_handshake.pop(accepted.fileno(), None)  # of a connection that has ended
+        if len(self.in_handshake) >= self.most:
             with suppress(OSError):  # it may have ended
-                self.shaking.pop(next(iter(self.shaking))).shutdown(socket.SHUT_RDWR)
-        self.shaking[accepted.fileno()] = accepted
+                self.in_handshake.pop(next(iter(self.in_handshake))).shutdown(socket.SHUT_RDWR)
+        self.in_handshake[accepted.fileno()] = accepted
 
     def parse_later(self, connection: Connection) -> None:
         """Parses the bytes of this connection, a piece at a time in turn with all others."""
@@ -90,8 +90,8 @@ class Connections:
         if len(self.inside) >= self.most:
             if not self.waiting:
                 return False
-            strangers = (c for c in self.waiting if not c.answered)
-            next(strangers, next(iter(self.waiting))).leave()
+            unanswered = (c for c in self.waiting if not c.answered)
+            next(unanswered, next(iter(self.waiting))).leave()
         self.inside.add(connection)
         self.wait(connection)
         return True
@@ -142,7 +142,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._connections.shaking.pop(transport.get_extra_info("socket").fileno(), None)
+        self._connections.in_handshake.pop(transport.get_extra_info("socket").fileno(), None)
         self.flow = _Flow(transport, self._resume_reading)
         if self._connections.enter(self):
             self._set_timer()

@@ -64,7 +64,7 @@ def test_a_damaged_file_is_noted_and_replaced(tmp_path: Path, text: str) -> None
     path = tmp_path / "timings.json"
     path.write_text(text)
     made = Timings(path, HERE)
-    assert "timed anew" in made.notes[0] and made.get("k") is None
+    assert "timed again" in made.notes[0] and made.get("k") is None
     made.put("k", 1e-6)
     made.save()
     assert json.loads(path.read_text())["machines"] == {HERE.label: {"k": 1e-6}}

@@ -1,5 +1,5 @@
 """An engine folder that is built again while it is served, or while it is being loaded: what runs
-continues, and what starts anew never mixes the two."""
+continues, and what starts again never mixes the two."""
 
 import asyncio
 import os
