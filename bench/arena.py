@@ -48,8 +48,8 @@ class Grid:
         least = PROMPT + OUTPUT
         held = [d for d in self.depths if most is None or d + least <= most]
         if not held:
-            words = f"a request of {least:,} tokens and more; the server holds {most:,}"
-            raise OptionError(f"every cell has {words}")
+            words = f"every cell takes {least:,} tokens or more; the server holds {most:,}"
+            raise OptionError(f"{words}: build with a larger --max-context")
         return [(depth, streams) for depth in held for streams in self.streams]
 
 

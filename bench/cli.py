@@ -68,7 +68,7 @@ def main() -> None:
 
 @main.command(params=[*_SHARED])
 @click.option(
-    "--closed", type=COUNT, help="Closed loop: this many requests in flight (the default, with 8)."
+    "--closed", type=COUNT, help="Closed loop: this many requests in flight; 8 is the default load."
 )
 @click.option("--rate", type=Finite(0, min_open=True), help="Open loop: Poisson arrivals a second.")
 @click.option(
@@ -85,7 +85,7 @@ def main() -> None:
     type=COUNT,
     default=64,
     show_default=True,
-    help="Requests of a run; conversations with --turns or --replay.",
+    help="Requests of a run (conversations, with --turns or --replay).",
 )
 @click.option(
     "--prompts",
@@ -143,7 +143,7 @@ def main() -> None:
     "--processes", type=COUNT, help="Client processes; by default one for four cores, 8 at most."
 )
 @click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write that JSON to a file."
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write the JSON to a file."
 )
 @click.option(
     "--plot",
@@ -170,13 +170,13 @@ def serve(target: str, more: tuple[str, ...], **options: Any) -> None:
     "--depth",
     default=",".join(map(str, arena.DEPTHS)),
     show_default=True,
-    help="Context tokens before each prompt.",
+    help="Lengths of the context before each prompt, in tokens.",
 )
 @click.option(
     "--streams",
     default=",".join(map(str, arena.STREAMS)),
     show_default=True,
-    help="Requests at once.",
+    help="Numbers of requests at once.",
 )
 @click.option(
     "--repeats",
@@ -186,7 +186,7 @@ def serve(target: str, more: tuple[str, ...], **options: Any) -> None:
     help="Runs of each cell; the table has their medians.",
 )
 def run_arena(target: str, more: tuple[str, ...], **options: Any) -> None:
-    """Spark Arena's grid: prompts of 2,048 tokens behind contexts, 128 tokens out.
+    """Spark Arena's grid: prompts of 2,048 tokens after contexts, answers of 128.
 
     Depths beyond the server's context are left out. Options after -- go to `spark-run --serve`.
     """
@@ -331,15 +331,14 @@ def _refuse_idle(context: click.Context, recorded: bool) -> None:
         for p in context.command.params
         if p.name and context.get_parameter_source(p.name) is not default
     }
-    for name in given:
-        if recorded and name in RANDOM:
-            raise OptionError(f"{given[name]} does nothing with --replay, which says it")
-        if not recorded and name == "own_answers":
-            raise OptionError("--own-answers does nothing without --replay")
-        if name in ("every", "stagger") and "bursts" not in given:
-            raise OptionError(f"{given[name]} does nothing without --bursts")
-        if name in ("pause", "turn_input") and context.params["turns"] == 1:
-            raise OptionError(f"{given[name]} does nothing without --turns of 2 or more")
+    idle = dict.fromkeys(RANDOM, "with --replay: the trace decides") if recorded else {}
+    idle |= {} if recorded else {"own_answers": "without --replay"}
+    if "bursts" not in given:
+        idle |= dict.fromkeys(("every", "stagger"), "without --bursts")
+    if context.params["turns"] == 1:
+        idle |= dict.fromkeys(("pause", "turn_input"), "without --turns of 2 or more")
+    for name in (name for name in given if name in idle):
+        raise OptionError(f"{given[name]} does nothing {idle[name]}: leave it out")
 
 
 if __name__ == "__main__":

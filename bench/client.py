@@ -65,7 +65,7 @@ class LoadConversation:
         first = script.turns[0].new
         self._chat = not isinstance(first, str) and isinstance(first[0], dict)
         self._ids = not isinstance(first, str) and not self._chat
-        self._said: Content = first[:0]
+        self._content: Content = first[:0]
         self._text, self._thought = "", ""
         self._tokens: list[int] = []
         self._calls: list[Json] = []
@@ -77,12 +77,12 @@ class LoadConversation:
 
     def body(self, turn: Turn, model: str) -> Json:
         """The request of the next turn."""
-        self._said = self._said + turn.new  # type: ignore[operator]
+        self._content = self._content + turn.new  # type: ignore[operator]
         self._text, self._thought, self._tokens, self._calls = "", "", [], []
         stream = {"include_usage": True, "continuous_usage_stats": True}
         return {
             "model": model,
-            "messages" if self._chat else "prompt": self._said,
+            "messages" if self._chat else "prompt": self._content,
             "max_tokens": turn.most,
             "temperature": 0,
             "ignore_eos": True,
@@ -92,7 +92,7 @@ class LoadConversation:
             **self._more,
         }
 
-    def hear(self, choice: EventChoice) -> bool:
+    def add(self, choice: EventChoice) -> bool:
         """Adds an event's content; returns whether it has any."""
         delta = choice.delta or EventDelta()
         text = choice.text or delta.content or ""
@@ -113,7 +113,7 @@ class LoadConversation:
             if self._calls:
                 message["tool_calls"] = self._calls
             answer = [message]
-        self._said = self._said + (turn.answer or answer)  # type: ignore[operator]
+        self._content = self._content + (turn.answer or answer)  # type: ignore[operator]
 
 
 async def run(server: Server, load: Load, following: Next, width: int, start: float) -> ClientShare:
@@ -171,32 +171,32 @@ async def _converse(
     due: float,
     took: list[RequestTiming],
 ) -> None:
-    said = LoadConversation(script, server.url)
+    chat = LoadConversation(script, server.url)
     for i, turn in enumerate(script.turns):
         if turn.pause_s:
             due = time.perf_counter() + turn.pause_s
             await _sleep_until(due)
         one = RequestTiming(number, i, due)
         took.append(one)
-        await _request(session, said, said.body(turn, server.model), one)
+        await _request(session, chat, chat.body(turn, server.model), one)
         if one.error:
             return  # later turns need this answer
-        said.answered(turn)
+        chat.answered(turn)
         due = time.perf_counter()
 
 
 async def _request(
-    session: aiohttp.ClientSession, said: LoadConversation, body: Json, one: RequestTiming
+    session: aiohttp.ClientSession, chat: LoadConversation, body: Json, one: RequestTiming
 ) -> None:
     data = msgspec.json.encode(body)
     kind = {"Content-Type": "application/json"}
     one.start = time.perf_counter()
     try:
-        async with session.post(said.url, data=data, headers=kind) as answer:
+        async with session.post(chat.url, data=data, headers=kind) as answer:
             if answer.status != 200:
                 one.error = f"{answer.status}: {(await answer.text())[:300]}"
             else:
-                await _listen(answer, said, one)
+                await _listen(answer, chat, one)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         one.error = f"{type(error).__name__}: {error}"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -207,7 +207,7 @@ async def _request(
 
 
 async def _listen(
-    answer: aiohttp.ClientResponse, said: LoadConversation, one: RequestTiming
+    answer: aiohttp.ClientResponse, chat: LoadConversation, one: RequestTiming
 ) -> None:
     """Reads events to the end. Events of one packet have one time."""
     rest, known, ended = b"", 0, False
@@ -224,14 +224,14 @@ async def _listen(
             if chunk.error is not None:
                 one.error = str(chunk.error.get("message", chunk.error))[:300]
                 return
-            known = _take(chunk, said, one, known, now)
+            known = _take(chunk, chat, one, known, now)
     if not ended:
         one.error = "the stream ended before it was done"
 
 
-def _take(chunk: Chunk, said: LoadConversation, one: RequestTiming, known: int, now: float) -> int:
+def _take(chunk: Chunk, chat: LoadConversation, one: RequestTiming, known: int, now: float) -> int:
     """Records an event; returns the number of tokens so far."""
-    heard = any([said.hear(choice) for choice in chunk.choices])
+    has_text = any([chat.add(choice) for choice in chunk.choices])
     usage = chunk.usage
     if usage is not None:
         one.prompt_tokens = usage.prompt_tokens
@@ -239,7 +239,7 @@ def _take(chunk: Chunk, said: LoadConversation, one: RequestTiming, known: int, 
             one.cached_tokens = usage.prompt_tokens_details.cached_tokens
         count = usage.completion_tokens - known
     else:  # a server that counts at the end only: one token per event until then
-        count = int(heard)
+        count = int(has_text)
     if count > 0 and chunk.choices:
         one.times.append(now)
         one.counts.append(count)

@@ -29,7 +29,7 @@ class Clients:
 
     def __init__(self, server: Server, count: int) -> None:
         context = multiprocessing.get_context("spawn")
-        hears = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the processes inherit it
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the processes inherit it
         self._dealt = context.Value("i", 0)  # scripts of the run that were started
         self._pipes: list[Connection] = []
         self._processes: list[SpawnProcess] = []
@@ -40,7 +40,7 @@ class Clients:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
-        signal.signal(signal.SIGINT, hears)
+        signal.signal(signal.SIGINT, previous)
 
     def __enter__(self) -> Clients:
         return self

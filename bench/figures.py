@@ -144,9 +144,9 @@ def _steady(good: Sequence[RequestTiming], start: float, wall: float) -> float:
 def _full(good: Sequence[RequestTiming]) -> float | None:
     """Tokens a second while every request had its first token and none its last, as in a burst;
     None if there was no such time."""
-    said = [one.times for one in good if one.times]
-    low = max((times[0] for times in said), default=0.0)
-    high = min((times[-1] for times in said), default=0.0)
+    streams = [one.times for one in good if one.times]
+    low = max((times[0] for times in streams), default=0.0)
+    high = min((times[-1] for times in streams), default=0.0)
     return _rate(good, low, high) if low < high else None
 
 

@@ -78,8 +78,8 @@ class Arrivals:
         """The load of these scripts. `more` is merged into each body, or one of `more` per
         script."""
         times = self._times(len(scripts), rng)
-        mores = more if isinstance(more, list) else [more] * len(scripts)
-        rows = zip(scripts, times, mores, strict=True)
+        extras = more if isinstance(more, list) else [more] * len(scripts)
+        rows = zip(scripts, times, extras, strict=True)
         made = (Script(tuple(turns), at, own) for turns, at, own in rows)
         return Load(tuple(made), self.closed or len(scripts), self.words)
 

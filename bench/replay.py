@@ -100,9 +100,9 @@ def more(row: Json, mark: str) -> Json:
 def _marked(messages: Sequence[Json], mark: str) -> list[Json]:
     first = messages[0]
     if first.get("role") == "system":
-        said = first.get("content") or ""
-        parts = [{"type": "text", "text": mark}, *said] if isinstance(said, list) else None
-        return [{**first, "content": parts or f"{mark}\n{said}"}, *messages[1:]]
+        content = first.get("content") or ""
+        parts = [{"type": "text", "text": mark}, *content] if isinstance(content, list) else None
+        return [{**first, "content": parts or f"{mark}\n{content}"}, *messages[1:]]
     return [{"role": "system", "content": mark}, *messages]
 
 

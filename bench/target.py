@@ -76,7 +76,7 @@ def ask(url: str, model: str | None, api_key: str | None) -> TestedServer:
         raise OptionError(f"{url}/v1/models {NOT_OURS}")
     served = {str(row["id"]): row for row in rows}
     if not served:
-        raise OptionError(f"{url} serves no model")
+        raise OptionError(f"{url} serves no model: start it with one")
     if model is not None and model not in served:
         raise OptionError(f"--model is {model!r}; {url} serves {', '.join(served)}")
     name = next(iter(served)) if model is None else model
@@ -99,7 +99,7 @@ def _wait(process: subprocess.Popen[str], say: Say) -> str:
             return found[1]
         say(last)
     code = process.wait()
-    raise EngineError(f"the server did not start, it ended with {code}: {last}")
+    raise EngineError(f"the server ended with exit code {code} before it was ready: {last}")
 
 
 def _pass_on(lines: Iterator[str], say: Say) -> None:

@@ -324,12 +324,13 @@ TABLES = {
     "checkpoints": checkpoints,
     "rounding": accuracy_tables.rounding,
     "held_out": accuracy_tables.held_out,
+    "snapshots": accuracy_tables.snapshots,
     "state_error": accuracy_tables.state_error,
 }
 
 
 def filled(text: str) -> str:
-    """The page with every marked table made anew."""
+    """The page with every marked table written again."""
     for name, make in TABLES.items():
         begin, end = f"<!-- {name} -->\n", f"\n<!-- end {name} -->"
         form = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)

@@ -72,9 +72,9 @@ class _Build(click.Command):
     "--target",
     default="auto",
     shell_complete=_one_of(*TARGETS),
-    help=f"auto (this machine's GPU, else cpu), {', '.join(TARGETS)}.",
+    help=f"What to build for: auto (this machine's GPU, else cpu), {', '.join(TARGETS)}.",
 )
-@click.option("--executor", default="auto", help="auto, ort, native, trt (--target rtx).")
+@click.option("--executor", default="auto", help="What runs the engine: auto, ort, native, trt.")
 @click.option(
     "--card",
     default="auto",
@@ -86,8 +86,8 @@ class _Build(click.Command):
     "rehearses",
     default="",
     metavar="TARGET",
-    help="Rehearse another GPU: its kernels, grids and shared memory, compiled for --target, to "
-    "run on as many multiprocessors (SPARK_REHEARSE=TARGET in the environment).",
+    help="Rehearse another GPU on this one: choose kernels and grids for TARGET, and compile "
+    "them for --target. SPARK_REHEARSE=TARGET runs the engine on as many multiprocessors.",
 )
 @click.option("--device", type=click.IntRange(0), metavar="N", help=HELP)
 @click.option(
@@ -98,12 +98,12 @@ class _Build(click.Command):
 @click.option(
     "--prefill",
     help=f"Tokens of the prefill buckets; by default {_listed(DEFAULT_PREFILL)} on a CPU, "
-    f"{_listed(budget.PREFILL)} on a GPU (and on an H200 more).",
+    f"{_listed(budget.PREFILL)} on a GPU, and larger ones on Hopper.",
 )
 @click.option(
     "--verify",
-    help="Rows and drafts of the buckets that verify, e.g. 1:3,8:2; by default as --drafts and "
-    "--max-seqs ask for.",
+    help="Buckets that verify drafts, as ROWS:DRAFTS, e.g. 1:3,8:2; by default they follow from "
+    "--drafts and --max-seqs.",
 )
 @click.option(
     "--max-context",
@@ -120,8 +120,8 @@ class _Build(click.Command):
 @click.option(
     "--max-seqs",
     type=int,
-    help=f"Concurrent sequences; by default up to {budget.MAX_SEQS} on a GPU, as their states "
-    f"fit, and {CPU_MAX_SEQS} on a CPU.",
+    help=f"Concurrent sequences; by default {budget.MAX_SEQS} on a GPU (fewer if their states do "
+    f"not fit), and {CPU_MAX_SEQS} on a CPU.",
 )
 @click.option(
     "--kv-tokens",
@@ -132,21 +132,23 @@ class _Build(click.Command):
 @click.option(
     "--cache-gib",
     type=float,
-    help="GiB for snapshots of the prefix cache, 0 for none. On a GPU taken from the memory for KV "
-    f"pages, by default 1/{budget.CACHE} of it at most; on a CPU {budget.CPU_CACHE >> 30} at most.",
+    help="GiB for snapshots of the prefix cache, 0 for none. On a GPU this memory is taken from "
+    f"the KV pages, by default at most 1/{budget.CACHE} of it; on a CPU by default at most "
+    f"{budget.CPU_CACHE >> 30}.",
 )
 @click.option(
     "--kv-dtype",
     default="auto",
     shell_complete=_one_of(*KV_DTYPES),
-    help=f"{', '.join(KV_DTYPES)}; auto: the checkpoint's, else f32 on a CPU and bf16 on a GPU.",
+    help=f"Type of keys and values: {', '.join(KV_DTYPES)}; auto: the checkpoint's, else f32 on a "
+    "CPU and bf16 on a GPU.",
 )
 @click.option(
     "--state-dtype",
     default="auto",
     shell_complete=_one_of(*STATE_DTYPES),
-    help=f"{', '.join(STATE_DTYPES)}; auto: the checkpoint's, else f32; f16 if the card's "
-    "memory is slow (GB10).",
+    help=f"Type of recurrent states: {', '.join(STATE_DTYPES)}; auto: f16 if the card's memory is "
+    "slow (GB10), else the checkpoint's, else f32.",
 )
 @click.option(
     "--mlp-activations",
@@ -164,7 +166,7 @@ class _Build(click.Command):
 @click.option(
     "--drafts",
     default="auto",
-    help="Draft tokens of a round, 0 for none; auto: 3 on a GPU, if there is a draft head.",
+    help="Most draft tokens of a round, 0 for none; auto: 3 on a GPU, if there is a draft head.",
 )
 @click.option(
     "--draft-dtype",
@@ -183,7 +185,7 @@ class _Build(click.Command):
     "--drafter",
     type=click.Path(exists=True, file_okay=False),
     help="Folder of a DFlash2 drafter that was trained for this model: it drafts all tokens of a "
-    "round in one pass, in place of the model's draft head.",
+    "round in one pass. Rounds of few drafts stay with the model's draft head, if it has one.",
 )
 @click.option(
     "--draft-suffix",
@@ -194,7 +196,7 @@ class _Build(click.Command):
     "them. It needs no draft head; 6 is a good N, 0 (the default) turns it off.",
 )
 @click.option("--no-fuse", is_flag=True, help="Apply no fusion.")
-@click.option("--debug", is_flag=True, help="Make every layer's output readable.")
+@click.option("--debug", is_flag=True, help="Add every layer's output to the engine's outputs.")
 @click.option(
     "--timing/--no-timing",
     default=None,
@@ -203,8 +205,8 @@ class _Build(click.Command):
 @click.option(
     "--invariant",
     is_flag=True,
-    help="Give a sequence the same bits in any batch, and with any part of it cached (not with "
-    "TensorRT).",
+    help="Give a sequence the same bits in any batch, and with any part of it cached (not for "
+    "--target rtx).",
 )
 @click.option(
     "--vision/--no-vision",

@@ -28,6 +28,7 @@ _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 _ADDRESS = re.compile(r"(?:https?:/{1,2})?(?:www\.)?(?:huggingface\.co|hf\.co)/([^?#]+?)/?")
 _SHA256, _GIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 _NETWORK = {"httpcore", "httpx", "httpx2", "requests", "urllib3"}  # libraries of huggingface_hub
+_ORIGINAL = "look for the model's original repository"
 AGAIN = "remove its folder, and run this again where the hub is reached"
 
 
@@ -83,7 +84,7 @@ def fetch(name: str, shown: Progress, check: _Check, engine: Path | None = None)
         ) from None
     match = _NAME.fullmatch(name)
     if match is None:
-        raise OptionError(f"{name!r} is no name on the hub: OWNER/NAME or OWNER/NAME@REVISION")
+        raise OptionError(f"{name!r} is no name on the hub: give OWNER/NAME or OWNER/NAME@REVISION")
     repository, revision = match.group(1), match.group(2)
     try:
         info = hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
@@ -141,12 +142,7 @@ def _unreachable(hub: Any, error: Exception) -> bool:
 
 
 def _download(
-    hub: Any,
-    name: str,
-    info: Any,
-    shown: Progress,
-    check: _Check,
-    engine: Path | None,
+    hub: Any, name: str, info: Any, shown: Progress, check: _Check, engine: Path | None
 ) -> tuple[Path, tuple[_File, ...]]:
     """The folder, and the files that it must hold according to the hub's `info`. Raises UserErrors
     and the errors of huggingface_hub."""
@@ -226,12 +222,9 @@ def _needed(info: Any) -> tuple[_File, ...]:
             sha256, git = row.lfs.sha256 if row.lfs else None, None if row.lfs else row.blob_id
             files.append(_File(row.rfilename, row.size or 0, sha256, git))
     if not any(f.path == "config.json" for f in files):
-        raise CheckpointError(f"{info.id} on the hub holds no config.json: it is no checkpoint")
+        raise CheckpointError(f"{info.id} on the hub holds no config.json: {_ORIGINAL}")
     if not any(f.path.endswith(WEIGHTS) for f in files):
-        raise CheckpointError(
-            f"{info.id} on the hub holds no weights as *{WEIGHTS}, which alone are read: look for "
-            "the model's original repository"
-        )
+        raise CheckpointError(f"{info.id} on the hub holds no weights as *{WEIGHTS}: {_ORIGINAL}")
     return tuple(files)
 
 
@@ -247,8 +240,8 @@ def _check_capacity(name: str, left: int, cache: Path) -> None:
     free = shutil.disk_usage(_above(cache)).free
     if left > free:
         raise CapacityError(
-            f"{name}: {left / GIB:.2f} GiB are to be fetched into {cache}, where {free / GIB:.2f} "
-            "GiB are free: free some, or name another place in HF_HOME"
+            f"{name}: the download takes {left / GIB:.2f} GiB, and {cache} has {free / GIB:.2f} "
+            "GiB free: free some space, or name another folder in HF_HOME"
         )
 
 
@@ -279,7 +272,7 @@ def _check_links(name: str, folder: Path, files: tuple[_File, ...]) -> None:
     stored = folder.parent.parent.resolve()
     for path in (folder / file.path for file in files):
         if not path.resolve().is_relative_to(stored):
-            raise CheckpointError(f"{name}: {path} leads out of {stored}: {AGAIN}")
+            raise CheckpointError(f"{name}: {path} links to a file outside {stored}: {AGAIN}")
 
 
 def _verify(name: str, folder: Path, files: tuple[_File, ...], shown: Progress) -> None:
@@ -302,8 +295,8 @@ def _verify(name: str, folder: Path, files: tuple[_File, ...], shown: Progress) 
                     shown.advance(done, total)
         if digest.hexdigest() != (file.sha256 or file.git):
             raise CheckpointError(
-                f"{name}: {path} has not the bytes that the hub names: remove {path.resolve()} and "
-                "run this again"
+                f"{name}: {path} differs from the hub's file: remove {path.resolve()} and run this "
+                "again"
             )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import spark_engine
 from spark_engine import builder, device, models, plugins
-from spark_engine.builder.plan.options import RTX, Options, timed_unasked
+from spark_engine.builder.plan.options import RTX, Options, timed_by_default
 from spark_engine.device.trt_library import library
 from spark_engine.engine_file import digest_file
 from spark_engine.errors import OptionError
@@ -19,14 +19,7 @@ from spark_engine.kernel import TARGETS
 from spark_engine.manifest import Fingerprint, Json, canonical_json
 from spark_engine.progress import Advance, ignore
 
-LIBRARIES = (
-    "ml_dtypes",
-    "numpy",
-    "onnx",
-    "onnx-graphsurgeon",
-    "onnxruntime",
-    "spark-engine",
-)
+LIBRARIES = ("ml_dtypes", "numpy", "onnx", "onnx-graphsurgeon", "onnxruntime", "spark-engine")
 CUDA_LIBRARIES = ("cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc")  # they make the cubins
 CHECKPOINT_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt")
 SOURCES = (".py", ".cu", ".cuh", ".json")  # lists and recorded times count too
@@ -61,7 +54,7 @@ def timed_on(options: Options) -> str:
     """The machine that times tactics; empty if none are timed."""
     if options.gpu is None or options.timing is False:
         return ""
-    if options.timing is None and not timed_unasked(options.gpu):
+    if options.timing is None and not timed_by_default(options.gpu):
         return ""
     from spark_engine.device.gpu import present
 
@@ -96,12 +89,12 @@ def _files(checkpoint: Path, advance: Advance) -> Json:
     found = sorted(p for pattern in CHECKPOINT_FILES for p in checkpoint.glob(pattern))
     total, done = sum(p.stat().st_size for p in found), 0
 
-    def heard(nbytes: int) -> None:
+    def on_bytes(nbytes: int) -> None:
         nonlocal done
         done += nbytes
         advance(done, total)
 
-    digests = {p.name: digest_file(p, heard) for p in found}
+    digests = {p.name: digest_file(p, on_bytes) for p in found}
     return {name: [d.bytes, d.chunks] for name, d in digests.items()}
 
 

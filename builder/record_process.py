@@ -33,13 +33,13 @@ def recorded(
     command = [sys.executable, "-P", "-m", MODULE, str(folder), *(["least"] if least else [])]
     done = subprocess.run(command, capture_output=True, text=True)
     try:
-        said = typed(Greedy, json.loads(done.stdout))
+        record = typed(Greedy, json.loads(done.stdout))
     except (ValueError, TypeError):
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         last = _CLASS.sub("", last)
         return manifest, (f"no record of what its buckets say: running it failed ({last})",)
-    if not said.md5:
+    if not record.md5:
         return manifest, (f"no record of what its buckets say: {NOWHERE}",)
-    manifest = replace(manifest, greedy=said)
+    manifest = replace(manifest, greedy=record)
     (folder / MANIFEST).write_bytes(manifest.encode())
     return manifest, ()

@@ -31,21 +31,21 @@ from spark_engine.runtime.executors.memory import BucketKey, EngineMemory
 from spark_engine.tensors import Array
 from spark_engine.vision import VISION
 
-SHORT, SAID = 21, 8  # tokens of a prompt before decode; tokens generated after each prompt
+SHORT, GENERATED = 21, 8  # tokens of a prompt before decode; tokens generated after each prompt
 FROM_STATE = SAMPLED = INERT = -1  # of docs/graph.md: a token id, a next id, a slot
 NOT_FINITE = -1  # in place of a token
 LEAST = "least"
 CPU_INFO = Path("/proc/cpuinfo")
 Rows = Sequence[tuple[int, int, Sequence[int]]]  # slot, start and token ids of each live row
-Said = dict[int, list[int]]  # by slot
+Texts = dict[int, list[int]]  # by slot
 
 
 def greedy(loaded: Loaded) -> Greedy:
     """The record of an idle open engine; overwrites its states."""
-    speaker = _GreedyRun(loaded)
+    run = _GreedyRun(loaded)
     keys = sorted(key for key in loaded.executors if key[0] != VISION)
-    said = {name_of(key): speaker.say(*key) for key in keys}
-    return Greedy(machine(loaded), {name: _md5(texts) for name, texts in said.items()})
+    record = {name_of(key): _md5(run.generate(*key)) for key in keys}
+    return Greedy(machine(loaded), record)
 
 
 def name_of(key: BucketKey) -> str:
@@ -83,9 +83,9 @@ class _GreedyRun:
         for column in ("top_p", "repetition"):  # the temperature is 0
             self._memory.tables["sampling_f"][:, SAMPLING_F.index(column)] = 1
         # the last round may reach beyond the last token that counts
-        self._capacity = capacity(self._limits) - SAID - self._limits.drafts - 1
+        self._capacity = capacity(self._limits) - GENERATED - self._limits.drafts - 1
 
-    def say(self, family: str, rows: int) -> Said:
+    def generate(self, family: str, rows: int) -> Texts:
         """The tokens of this bucket's texts; none if the context is too short.
 
         A prefill bucket gets texts that fill it, of two tiles or more, which a decode bucket
@@ -97,18 +97,18 @@ class _GreedyRun:
             lengths = [min(SHORT, self._capacity)] * min(rows, self._limits.max_seqs)
             lengths = lengths[: self._place(lengths)]
             tiles = next((n for n in self._prefill if n >= len(lengths)), self._prefill[-1])
-            return self._continue_texts(family, rows, self._prefilled(tiles, lengths), lengths)
+            return self._continue(family, rows, self._prefilled(tiles, lengths), lengths)
         texts = min(max(rows // 2, 1), self._decode[-1])
         shares = [rows * (i + 1) // texts - rows * i // texts for i in range(texts)]
         tile = tile_of(PREFILL)
         lengths = [min(n * tile - 11 * i % 60, self._capacity) for i, n in enumerate(shares)]
         lengths = lengths[: self._place(lengths)]
         least = next(n for n in self._decode if n >= len(lengths))
-        return self._continue_texts(DECODE, least, self._prefilled(rows, lengths), lengths)
+        return self._continue(DECODE, least, self._prefilled(rows, lengths), lengths)
 
-    def _prefilled(self, rows: int, lengths: Sequence[int]) -> Said:
+    def _prefilled(self, rows: int, lengths: Sequence[int]) -> Texts:
         """The first token after prompts of these lengths, in launches of this bucket."""
-        tiles, last, said = [], {}, {}
+        tiles, last, texts = [], {}, {}
         for slot, length in enumerate(lengths):
             for at in range(0, length, tile_of(PREFILL)):
                 ends = min(at + tile_of(PREFILL), length)
@@ -117,23 +117,23 @@ class _GreedyRun:
         for at in range(0, len(tiles), rows):
             emits = [i - at for i in last if at <= i < at + rows]
             tokens = _tokens(self._launch(PREFILL, rows, tiles[at : at + rows], emits))
-            said.update({last[at + i]: [int(tokens[i])] for i in emits})
-        return said
+            texts.update({last[at + i]: [int(tokens[i])] for i in emits})
+        return texts
 
-    def _continue_texts(self, family: str, rows: int, said: Said, lengths: Sequence[int]) -> Said:
-        """Continues the texts from the states until each has SAID tokens."""
+    def _continue(self, family: str, rows: int, texts: Texts, lengths: Sequence[int]) -> Texts:
+        """Continues the texts from the states until each has GENERATED tokens."""
         tile = tile_of(family)
         first = True  # the first round has no drafts: the round before it makes them
-        while going := [slot for slot, text in said.items() if len(text) < SAID]:
+        while going := [slot for slot, text in texts.items() if len(text) < GENERATED]:
             ids = [FROM_STATE] * (1 if first else tile)
-            live = [(slot, lengths[slot] + len(said[slot]) - 1, ids) for slot in going]
+            live = [(slot, lengths[slot] + len(texts[slot]) - 1, ids) for slot in going]
             out = self._launch(family, rows, live)
             tokens = _tokens(out).reshape(rows, tile)
             for row, slot in enumerate(going):
                 kept = int(out["accepted"][row]) if tile > 1 else 1
-                said[slot] += tokens[row, :kept].tolist()
+                texts[slot] += tokens[row, :kept].tolist()
             first = False
-        return {slot: text[:SAID] for slot, text in said.items()}
+        return {slot: text[:GENERATED] for slot, text in texts.items()}
 
     def _place(self, lengths: Sequence[int]) -> int:
         """Assigns pages to texts, in order; returns how many texts fit."""
@@ -185,7 +185,7 @@ def _tokens(out: Mapping[str, Array]) -> Array:
     return found
 
 
-def _md5(texts: Said) -> str:
+def _md5(texts: Texts) -> str:
     flat = [token for slot in sorted(texts) for token in texts[slot]]
     return hashlib.md5(np.array(flat, "<i4").tobytes()).hexdigest()
 

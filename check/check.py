@@ -75,11 +75,7 @@ class Other:
 
 
 def run_check(
-    engine: Path,
-    against: Path | None,
-    levels: Sequence[str],
-    shown: Progress,
-    seed: int = 0,
+    engine: Path, against: Path | None, levels: Sequence[str], shown: Progress, seed: int = 0
 ) -> CheckReport:
     """Checks the engine folder `engine`; `shown` receives progress messages.
 
@@ -140,8 +136,8 @@ def _compare(
     # References are slow, and their results depend on no other level.
     with texts_in_process(other.shown, other.folder, texts, rows, shown.say) as truths:
         _nodes_and_runs(report, candidate, other, recorder, plan, levels, shown)
-        said = (other.label, truths())
-        level = compare_texts(candidate, said, texts, rows, limits, shown)
+        decoded = (other.label, truths())
+        level = compare_texts(candidate, decoded, texts, rows, limits, shown)
     report.levels.append(level)
 
 
@@ -188,8 +184,8 @@ def _refuse(candidate: Loaded, against: Path) -> None:
     manifest = read_manifest(against)
     if manifest.executor != GRAPH and manifest.ranks > 1:
         raise OptionError(
-            f"{against} is an engine of {manifest.ranks} GPUs and shows one's logits: swap the "
-            f"two (spark-check {against} --against {folder_of(candidate).path})"
+            f"{against} is an engine of {manifest.ranks} GPUs, of which only one's logits are "
+            f"read: swap the two (spark-check {against} --against {folder_of(candidate).path})"
         )
 
 
@@ -236,13 +232,15 @@ def _sessions(one: Loaded, other: Loaded, seed: int) -> list[CheckSession]:
     """Sessions that both engines can run. Raises OptionError if they have too little in common."""
     a, b = one.limits, other.limits
     if (a.vocab, a.page_size) != (b.vocab, b.page_size):
-        raise OptionError(f"the engines differ in vocabulary or page size: {a} and {b}")
+        raise OptionError(
+            f"{a} and {b} differ in vocabulary or page size: give engines of one model"
+        )
     # States are shown with their rings folded in, and without what drafts and snapshots add; texts
     # have no rows of images.
     alike = {"gdn_ring": a.gdn_ring, "drafts": a.drafts, "suffix": a.suffix}
     if a != replace(b, **alike, snapshots=a.snapshots, image_rows=a.image_rows):
         raise OptionError(
-            f"the engines have other limits, so they cannot run the same tables: {a} and {b}; "
+            f"the engines have different limits, so they cannot run the same tables: {a} and {b}; "
             "build both with the same --max-context, --max-seqs and --kv-tokens"
         )
     return sessions(a, _common(one, other), seed, _recorded(one))
@@ -252,7 +250,7 @@ def _common(one: Loaded, other: Loaded) -> list[BucketKey]:
     """Buckets of both engines. Raises OptionError unless one decodes and one prefills."""
     common = sorted(set(one.executors) & set(other.executors))
     if not {family for family, _ in common} >= {DECODE, PREFILL}:
-        raise OptionError("the engines share no bucket of each family; build them with the same")
+        raise OptionError("the engines share no bucket: build both with one --decode and --prefill")
     return common
 
 

@@ -34,6 +34,7 @@ from spark_engine.progress import Progress
     type=click.Choice(["op", "layer", "model", "text", "record", "all"]),
     default="all",
     show_default=True,
+    help="What is compared (see above).",
 )
 @click.option(
     "--repeat",
@@ -60,10 +61,12 @@ def main(
     """Compares the engine folder ENGINE with its own float64 references.
 
     With --against CHECKPOINT it builds the checkpoint again, unfused, and computes it by the
-    references; with --against ENGINE it runs the other engine. A native engine has no references:
-    give its checkpoint, or a CPU engine (which has no op level). It names every module that differs
-    when its op runs alone, then the first layer that differs, and counts the tokens that differ.
-    The record level checks whether every bucket still generates the tokens of the engine's build.
+    references; with --against ENGINE it runs the other engine. A native (GPU) engine has no
+    references: give its checkpoint, or a CPU engine of it, with which there is no op level.
+
+    Levels: op names every module that differs when its op runs alone; layer names the first layer
+    that differs; model compares logits; text counts the tokens that differ; record checks whether
+    every bucket still generates the tokens of the engine's build.
 
     Every table names its limits; the text after the tables explains each figure. In a near tie
     the reference gives a token the same likelihood as its own choice, within rounding.

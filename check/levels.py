@@ -65,7 +65,7 @@ def compare_runs(
             step()
     for level in levels:
         level.findings.sort(key=lambda f: place(f.name))
-        level.settle(_where, thresholds.stray)
+        level.settle(_where, thresholds.outliers)
     return levels
 
 

@@ -201,6 +201,11 @@ class Gpu:
         with self._alone():
             value(driver.cuMemFreeHost(memory.ctypes.data))
 
+    @property
+    def registers(self) -> bool:
+        """True if it page-locks memory that it did not allocate."""
+        return bool(attribute(self._device, "HOST_REGISTER_SUPPORTED"))
+
     def register(self, memory: Array) -> None:
         """Page-locks memory that other processes may share; valid until `unregister`."""
         with self._alone():
@@ -339,6 +344,11 @@ class Gpu:
     def record(self, event: Event, stream: Stream | None = None) -> None:
         """Queues the event."""
         value(driver.cuEventRecord(event, self.stream if stream is None else stream))
+
+    def mark(self, event: Event) -> None:
+        """Records the event as a part of the graph that is captured: every replay reaches it."""
+        flag = driver.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL.value
+        value(driver.cuEventRecordWithFlags(event, self.stream, flag))
 
     def new_stream(self) -> Stream:
         """Creates a stream that waits for no other; `upload` and `record` take it."""

@@ -36,9 +36,11 @@ class DeviceResources:
         return memory
 
     def pin(self, memory: Bytes) -> None:
-        """Page-locks host memory that the caller allocated, and keeps it."""
-        self.gpu.register(memory)
-        self._undo.callback(self.gpu.unregister, memory)
+        """Page-locks host memory that the caller allocated, and keeps it; leaves it pageable, from
+        which copies are slower, on a GPU that cannot."""
+        if self.gpu.registers:
+            self.gpu.register(memory)
+            self._undo.callback(self.gpu.unregister, memory)
 
     def event(self, timed: bool = False) -> Event:
         event = self.gpu.event(timed)

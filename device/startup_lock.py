@@ -25,7 +25,7 @@ COMPAT = "compat"  # the folder of an image's own driver library (CUDA's forward
 DELETED = " (deleted)"  # Linux's suffix for a file that was replaced
 LIMIT = 900.0  # seconds: loading weights that fill such a memory from a slow disk takes less
 AGAIN = 0.2  # seconds between two attempts
-SAID = 60.0  # seconds between two messages: a silent program seems to hang
+REPORT_S = 60.0  # seconds between two messages: a silent program seems to hang
 
 
 def silent(words: str) -> None:
@@ -78,7 +78,7 @@ def _wait(file: int, library: str, say: Callable[[str], None], limit: float) -> 
                 say(f"continued after {time.monotonic() - start:.0f} s")
             return
         waited = time.monotonic() - start
-        if waited >= reports * SAID:
+        if waited >= reports * REPORT_S:
             say("another engine is allocating its part of this machine's memory: waiting for it")
             reports += 1
         if waited > limit:

@@ -51,4 +51,4 @@ def says(errors: Sequence[str]) -> str:
 
 def out_of_memory(errors: Sequence[str]) -> bool:
     """True if they report a failed allocation."""
-    return any(word in said.lower() for said in errors for word in _SHORT)
+    return any(word in error.lower() for error in errors for word in _SHORT)

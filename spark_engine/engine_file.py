@@ -71,13 +71,13 @@ class EngineFile:
 class EngineFolder:
     """A folder of which every byte was verified when it was opened, except the deferred files.
 
-    `heard` is called for each chunk of those that is verified.
+    `on_chunk` is called for each chunk of those that is verified.
     """
 
     path: Path
     manifest: Manifest
     deferred: frozenset[str] = frozenset()
-    heard: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+    on_chunk: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     @property
     def weights_path(self) -> Path:
@@ -110,7 +110,7 @@ class EngineFolder:
         For the deferred files of `open_folder`; whatever reads them calls it. Raises EngineError.
         """
         _check_chunk(self.path, name, self.manifest.files[name], index, found)
-        self.heard()
+        self.on_chunk()
 
     def weights(self) -> dict[str, Array]:
         """Every weight as a read-only array over the mapped file."""
@@ -199,18 +199,18 @@ def open_folder(
     total = sum(len(digest.chunks) for digest in manifest.files.values())
     done = itertools.count(1)  # `next` of it is atomic
 
-    def heard() -> None:
+    def on_chunk() -> None:
         advance(next(done), total)
 
-    verify_files(path, manifest.files, deferred, heard)
-    return EngineFolder(path, manifest, frozenset(deferred), heard)
+    verify_files(path, manifest.files, deferred, on_chunk)
+    return EngineFolder(path, manifest, frozenset(deferred), on_chunk)
 
 
 def verify_files(
     path: Path,
     files: Mapping[str, FileDigest],
     deferred: Collection[str] = (),
-    heard: Callable[[], None] = lambda: None,
+    on_chunk: Callable[[], None] = lambda: None,
 ) -> None:
     """Compares every file below `path` with its digest, chunks in parallel.
 
@@ -225,7 +225,7 @@ def verify_files(
         found = pool.map(lambda job: _hash_chunk(path / job[0], job[1]), jobs)
         for (name, i), chunk in zip(jobs, found, strict=True):
             _check_chunk(path, name, files[name], i, chunk)
-            heard()
+            on_chunk()
 
 
 def _check_chunk(path: Path, name: str, digest: FileDigest, index: int, found: str) -> None:
@@ -234,16 +234,16 @@ def _check_chunk(path: Path, name: str, digest: FileDigest, index: int, found: s
         raise EngineError(f"{path / name} was changed {at}; {_remedy(path)}")
 
 
-def digest_file(path: Path, heard: Callable[[int], None] = lambda nbytes: None) -> FileDigest:
+def digest_file(path: Path, on_chunk: Callable[[int], None] = lambda nbytes: None) -> FileDigest:
     """The length of a file and the digest of each chunk, hashed in parallel.
 
-    `heard` is called with the bytes of each chunk that is done.
+    `on_chunk` is called with the bytes of each chunk that is done.
     """
     size, chunks = path.stat().st_size, []
     with _pool() as pool:
         for chunk in pool.map(lambda i: _hash_chunk(path, i), range(-(-size // CHUNK_BYTES))):
             chunks.append(chunk)
-            heard(min(CHUNK_BYTES, size - (len(chunks) - 1) * CHUNK_BYTES))
+            on_chunk(min(CHUNK_BYTES, size - (len(chunks) - 1) * CHUNK_BYTES))
     return FileDigest(size, tuple(chunks))
 
 

@@ -120,7 +120,7 @@ _HOPPER = Architecture(
     "sm_90a", (9, 0), 232_448, 233_472, large_shared=True, wgmma=True, clusters=True
 )
 _SM_121 = Architecture("sm_121a", (12, 1), 101_376, 102_400, fp4_mma=True)
-# A row for each card; of the cards of an architecture the first is what is built for unasked.
+# A row for each card; without --card a build is for the first card of its architecture.
 KNOWN = (
     Target(_HOPPER, Card("h200", "NVIDIA H200", 132, 4.3e12, 790e12, 139 << 30)),
     Target(_HOPPER, Card("h100", "NVIDIA H100", 132, 3.0e12, 790e12, 79 << 30)),

@@ -201,8 +201,8 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Greedy:
-    """What the buckets said to fixed prompts when the engine was built, as the md5 of their tokens
-    by the bucket's name, and the machine they ran on. Empty where the engine was not run."""
+    """What the buckets generated from fixed prompts at the build: the md5 of their tokens by the
+    bucket's name, and the machine they ran on. Empty if the build did not run the engine."""
 
     machine: str = ""
     md5: Mapping[str, str] = field(default_factory=dict)
@@ -366,9 +366,9 @@ def _manifest(row: Mapping[str, Json]) -> Manifest:
         raise ValueError(f"files has no {', '.join(missing)}")
     if len({manifest.files[name].bytes for name in manifest.weights_files}) > 1:
         raise ValueError("the ranks' weights are not of one size")
-    strangers = [b.file for b in manifest.buckets if b.file not in manifest.files]
-    if strangers:
-        raise ValueError(f"buckets name {strangers}, which `files` does not have")
+    unlisted = [b.file for b in manifest.buckets if b.file not in manifest.files]
+    if unlisted:
+        raise ValueError(f"buckets name {unlisted}, which `files` does not have")
     parts = (manifest.states, manifest.tables, manifest.buckets)
     planned = Memory.of(manifest.files[manifest.weights_files[0]].bytes, *parts)
     if (manifest.memory, total) != (planned, planned.total):

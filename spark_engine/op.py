@@ -1,6 +1,7 @@
-"""The contract of one op: what it is given, its maths three times, its cases and its kernels.
+"""The contract of one op: its operands, its formula as reference and body, its cases, its kernels.
 
-An op is in `plugins/<folder>/<stem>.py`, next to `<stem>.cu`. This module knows no op.
+An op is in `plugins/ops/<family>/<stem>.py`, its kernels are in `plugins/kernels/<family>/`. This
+module knows no op.
 """
 
 from collections.abc import Callable, Mapping

@@ -25,7 +25,7 @@ FORMATS = (
     *("modelopt_mixed", "ct_nvfp4", "ct_nvfp4_a4", "ct_fp8_channel", "gptq", "awq", "ct_int4"),
 )
 INT4 = ("gptq", "awq", "ct_int4")  # in groups of 32 with zero points
-# Of benchmarks/accuracy.py. ct_mlp_a8: the MLP's NVFP4 values rounded to e4m3, inputs FP8 a token;
+# Of benchmarks/accuracy/. ct_mlp_a8: the MLP's NVFP4 values rounded to e4m3, inputs FP8 a token;
 # ct_mlp_a4: its inputs NVFP4. All else as ct_nvfp4.
 MEASURED = ("ct_mlp_a8", "ct_mlp_a4", "ct_int4_g128")
 STORED = {

@@ -89,6 +89,15 @@ def test_every_path_is_there(page: Path) -> None:
     assert not missing, f"{page}: {missing}"
 
 
+def test_every_path_that_the_packages_name_is_there() -> None:
+    sources = files(*(f"{package}/*{kind}" for package in PACKAGES for kind in (".py", ".cu*")))
+    made = {"spark_engine/commit.txt"}  # by a build of the wheel
+    for path in sources:
+        found = {name.rstrip("./-") for name in _PATH.findall(_text(path))} - made
+        there = [name for name in found if (ROOT / name).exists() or _NAMELESS.search(name)]
+        assert not found.difference(there), f"{path}: {found.difference(there)}"
+
+
 def test_every_page_that_the_sources_name_is_there() -> None:
     named = re.compile(r"\bdocs/[\w/.-]+\.(?:md|png|svg|json)\b")
     for path in files("*.py", "*.toml", "*.cu", "*.cuh", "*.sh", "*.yaml", "*.service", "Makefile"):
@@ -180,10 +189,19 @@ def test_every_command_exists(page: Path) -> None:
     assert not wrong, f"{page}: {wrong}"
 
 
+SUBCOMMANDS = [doctor, *bench.main.commands.values(), *spark_replicas.main.commands.values()]
+ALL = [*COMMANDS.values(), *SUBCOMMANDS]
+
+
+@pytest.mark.parametrize("command", ALL, ids=lambda command: str(command.name))
+def test_every_option_has_a_help(command: click.Command) -> None:
+    rows = [row for row in command.params if isinstance(row, click.Option) and not row.hidden]
+    assert not [row.opts for row in rows if not row.help]
+
+
 def _known() -> set[str]:
-    commands = [*COMMANDS.values(), doctor, *bench.main.commands.values()]
-    commands += spark_replicas.main.commands.values()
-    return {"--help", "--version", *(name for one in commands for name in _options(one))}
+    """The options of all commands."""
+    return {"--help", "--version", *(name for one in ALL for name in _options(one))}
 
 
 def _unknown_in(text: str) -> set[str]:

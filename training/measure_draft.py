@@ -163,7 +163,7 @@ def play_round(
     sample: Sample, head: NumpyHead, hidden: F32, best: NDArray[np.int64], k: int
 ) -> int:
     """One round after the model has read ids + drafts (its best tokens in `best`): keep drafts,
-    fill the head's cache, draft anew. Gives the number of drafts kept.
+    fill the head's cache, draft again. Gives the number of drafts kept.
     """
     kept, last = 0, len(sample.ids) - 1
     while kept < len(sample.drafts) and sample.drafts[kept] == best[last + kept]:

@@ -1,7 +1,7 @@
 """Sampling where ranks share the vocabulary, as the CPU runs it: local part, all-gather, join.
 
 A bucket of several ranks is cut at its collectives, so one node cannot wait for other ranks. Knows
-the ops of `plugins/sampling`; does not change the graph.
+the ops of `plugins/ops/sampling`; does not change the graph.
 """
 
 from collections.abc import Iterable

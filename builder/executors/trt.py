@@ -50,13 +50,13 @@ class TrtBackend(OrtBackend):
         self._ops = ops
         if plan.precision.kv is DType.F8E4M3:
             raise OptionError(
-                f"--kv-dtype fp8: pages of bytes are nothing that --target {plan.target} can "
-                "read; give --kv-dtype bf16 or f32"
+                f"--kv-dtype fp8: --target {plan.target} reads no FP8 pages; give --kv-dtype bf16 "
+                "or f32"
             )
         if plan.limits.drafts:
             raise OptionError(
-                f"--drafts {plan.limits.drafts}: --target {plan.target} samples behind the "
-                "network, where a round would sample within it; give --drafts 0"
+                f"--drafts {plan.limits.drafts}: --target {plan.target} samples on the host after "
+                "the network, and a round samples within it; give --drafts 0"
             )
 
     def emit(self, graph: FamilyGraph, size: Size, weights: Mapping[str, WeightEntry]) -> Emitted:
@@ -66,9 +66,9 @@ class TrtBackend(OrtBackend):
         the engine, and a second copy of each updated state.
         """
         network, tail = split(graph.graph)
-        core = plain(encode(network, size, weights, self._ops))
+        core = plain(encode(network, size.dims, weights, self._ops))
         engine = compile_engine(self._trt, core, self.weights, f"{size.family} {size.rows}")
-        behind = encode(tail, size, weights, self._ops)
+        behind = encode(tail, size.dims, weights, self._ops)
         made = header(graph, size, self.executor, self._target)
         names = [t.name for t in network.outputs]
         payload = TrtPayload(engine, behind, tuple(names), self._trt.__version__).encode()

@@ -34,7 +34,7 @@ from spark_engine.plugins.registry import STANDARD
 from spark_engine.tensors import TensorSpec
 
 COPIES = frozenset({"Concat", "Gather", "GatherND", "Slice", "Split", "Identity", "Transpose"})
-RESTING = frozenset({"positions", "drafts", "image_rows"})  # states that some families only read
+READ_ONLY = frozenset({"positions", "drafts", "image_rows"})  # states that some families only read
 ELSEWHERE = ("sources", "saves")  # steps: rows of the states by sequence
 LAYER_LAUNCHES = 20  # nodes of one decode layer at most, when nothing can be merged; 10 is usual
 SHOWN = 5  # complaints in one message
@@ -188,7 +188,7 @@ def states(s: Subject) -> Iterator[str]:
     for name, (spec, _) in s.states.items():
         out = found.get(name + STATE_OUT)
         if out is None:
-            if name not in RESTING or id(given.get(name)) in changed:
+            if name not in READ_ONLY or id(given.get(name)) in changed:
                 yield f"state {name} has no output {name}{STATE_OUT}"
             continue
         if _first(out, shared) is not given.get(name):

@@ -47,16 +47,16 @@ def lifetimes(
     A tensor that shares memory with a graph input or output is in the caller's buffers and has no
     block. `dims` binds the named dimensions.
     """
-    found = homes(graph, ops)
+    found = owners(graph, ops)
     outside = {id(found[id(t)]) for t in (*graph.inputs, *graph.outputs) if id(t) in found}
     spans: dict[int, list[int]] = {}
     members: dict[int, gs.Tensor] = {}
     for step, node in enumerate(graph.nodes if order is None else order):
         for tensor in (*node.inputs, *node.outputs):
-            home = found.get(id(tensor))
-            if home is not None and id(home) not in outside:
-                spans.setdefault(id(home), []).append(step)
-                members[id(home)] = home
+            owner = found.get(id(tensor))
+            if owner is not None and id(owner) not in outside:
+                spans.setdefault(id(owner), []).append(step)
+                members[id(owner)] = owner
     return tuple(
         LiveBlock(t.name, aligned(spec_of(t).bind(dims).nbytes), min(spans[key]), max(spans[key]))
         for key, t in members.items()
@@ -73,7 +73,7 @@ def place(blocks: Sequence[LiveBlock]) -> Arena:
     return Arena(offsets, max((offsets[b.name] + b.nbytes for b in placed), default=0))
 
 
-def homes(graph: gs.Graph, ops: Ops) -> dict[int, gs.Tensor]:
+def owners(graph: gs.Graph, ops: Ops) -> dict[int, gs.Tensor]:
     """The first tensor of each tensor's chain of aliases: it owns their memory."""
     found = {id(t): t for t in (*graph.inputs, *graph.outputs)}
     for node in graph.nodes:

@@ -20,7 +20,7 @@ from spark_engine.builder.native.early import begin_early, may_gain, untimed
 from spark_engine.builder.native.tactics import Chooser, Chosen, Work, report
 from spark_engine.builder.plan.bucket_choice import choose
 from spark_engine.builder.plan.buckets import Size
-from spark_engine.builder.plan.options import BuildPlan, timed_unasked
+from spark_engine.builder.plan.options import BuildPlan, timed_by_default
 from spark_engine.device import gpu
 from spark_engine.device.buffers import Buffers
 from spark_engine.device.startup_lock import silent
@@ -183,7 +183,7 @@ class NativeBackend(Backend):
     def _times(self, requested: bool | None) -> bool:
         """True if tactics are timed: as requested, or else if this machine has the target's
         card."""
-        if not (timed_unasked(self._target) if requested is None else requested):
+        if not (timed_by_default(self._target) if requested is None else requested):
             return False
         present = gpu.present()
         if present == self._target:

@@ -61,12 +61,12 @@ def bucket_of(manifest: Manifest, name: str) -> Bucket:
     """The bucket with this file name, with or without its suffix. Raises OptionError with all
     names."""
     if manifest.executor != NATIVE:
-        raise OptionError(f"--bucket: an engine for {manifest.target} has no CUDA launches")
+        raise OptionError(f"--bucket: {manifest.target} has no CUDA launches; name a GPU's engine")
     for bucket in manifest.buckets:
         if name in (bucket.file, bucket.file.partition(".")[0]):
             return bucket
     names = ", ".join(bucket.file for bucket in manifest.buckets)
-    raise OptionError(f"--bucket {name}: the buckets are {names}")
+    raise OptionError(f"--bucket {name}: the engine has no such bucket; its buckets are {names}")
 
 
 def launches(payload: bytes) -> tuple[Launched, ...]:
@@ -110,7 +110,7 @@ def describe(found: tuple[Launched, ...], number: int, tactics: Iterable[Json], 
     Raises OptionError for a number that the bucket lacks.
     """
     if not 0 <= number < len(found):
-        raise OptionError(f"--launch {number}: {file} has launches 0 to {len(found) - 1}")
+        raise OptionError(f"--launch {number}: give 0 to {len(found) - 1}, the launches of {file}")
     launch = found[number]
     lines = [
         ("launch", f"{number} of {len(found)} in {file}: {launch.node}"),

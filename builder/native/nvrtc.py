@@ -12,11 +12,14 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Self
 
 from cuda.bindings import nvrtc
@@ -164,12 +167,25 @@ class Compiler:
             kept = cache and cache / f"{_key(job, target, sources(job.source, folder))}.cubin"
             if key not in self._running and not (kept and kept.exists()):
                 self._pool = self._pool or _processes(self._workers)
-                self._running[key] = self._pool.submit(compile, job, *self._how)
+                with _no_main():
+                    self._running[key] = self._pool.submit(compile, job, *self._how)
 
     def __call__(self, job: Job) -> Cubin:
         """`compile` of the job; waits for it where it was started."""
         running = self._running.get((job.source, job.defines))
         return compile(job, *self._how) if running is None else running.result()
+
+
+@contextmanager
+def _no_main() -> Iterator[None]:
+    """A process that starts meanwhile imports no main module: a script that builds, without a guard
+    for its name, would run in each of them again, and wait for the build that waits for it."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _processes(workers: int) -> ProcessPoolExecutor:

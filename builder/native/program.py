@@ -6,12 +6,13 @@ knows no single op and no CUDA binding but the compiler. Nodes are launched in g
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_engine.builder.graph.memory import LiveBlock, homes, lifetimes, place
+from spark_engine.builder.graph.memory import LiveBlock, lifetimes, owners, place
 from spark_engine.builder.graph.nodes import Ops
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.tactics import Chooser, TacticChoice
@@ -20,7 +21,7 @@ from spark_engine.device.buffers import aligned
 from spark_engine.errors import InternalError
 from spark_engine.interface import STATE_OUT
 from spark_engine.kernel import NCCL, Arg, Launch, Pointer, Rank, Target
-from spark_engine.manifest import Json, canonical_json
+from spark_engine.manifest import Json
 from spark_engine.progress import Advance, ignore
 from spark_engine.weights_file import WeightEntry
 
@@ -119,7 +120,7 @@ def encode(
         "launches": launches,
         "places": places.table(),
     }
-    text = canonical_json(body)
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     payload = len(text).to_bytes(8, "little") + text + b"".join(images)
     return payload, memory
 
@@ -146,7 +147,7 @@ class _Places:
         ops: Ops,
     ) -> None:
         graph = bucket.graph
-        self._homes = homes(graph, ops)
+        self._owners = owners(graph, ops)
         self._kinds = {t.name: "output" for t in graph.outputs}
         for tensor in graph.inputs:
             kind = "weight" if tensor.name in weights else "input"
@@ -166,10 +167,10 @@ class _Places:
             zeroed = self._zeroed.get((step, pointer.index))
             return zeroed or self._inside(_scratch_name(node, pointer.index))
         tensors = node.inputs if pointer.kind == "input" else node.outputs
-        home = self._homes.get(id(tensors[pointer.index]), tensors[pointer.index])
-        if home.name in self._kinds:
-            return [self._kinds[home.name], home.name]
-        return self._inside(home.name)
+        owner = self._owners.get(id(tensors[pointer.index]), tensors[pointer.index])
+        if owner.name in self._kinds:
+            return [self._kinds[owner.name], owner.name]
+        return self._inside(owner.name)
 
     def _inside(self, name: str) -> Json:
         return ["arena", self.arena.offsets[name], self._sizes[name]]
@@ -179,11 +180,11 @@ class _Places:
         a state of the same name."""
         found: dict[str, Json] = {}
         for tensor in self._written:
-            home = self._homes.get(id(tensor), tensor)
-            if home.name not in self._kinds:
-                found[tensor.name] = self._inside(home.name)
-            elif tensor.name not in (home.name, home.name + STATE_OUT):
-                found[tensor.name] = [self._kinds[home.name], home.name]
+            owner = self._owners.get(id(tensor), tensor)
+            if owner.name not in self._kinds:
+                found[tensor.name] = self._inside(owner.name)
+            elif tensor.name not in (owner.name, owner.name + STATE_OUT):
+                found[tensor.name] = [self._kinds[owner.name], owner.name]
         return found
 
     def _take_scratch(self, step: int, node: gs.Node, choice: TacticChoice) -> list[LiveBlock]:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from spark_engine.builder.native.tactics import Work
 from spark_engine.kernel import Plan, Tactic
-from spark_engine.manifest import Json, canonical_json
+from spark_engine.manifest import Json
 
-FORMAT = 1
+FORMAT = 2  # of 1 are times with delays of the host in them
 # "... x86_64 Kernel Module  535.104.05 ...", "... Open Kernel Module for x86_64  570.86.15 ..."
 _DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+(\d[\d.]*)")
 
@@ -47,10 +47,10 @@ def key_of(work: Work, tactic: Tactic, plan: Plan, texts: Mapping[str, str]) -> 
     name."""
     attrs = dict(sorted(work.attrs.items()))
     specs = [[s.dtype.value, list(s.dims)] for s in (*work.ins, *work.outs)]
-    scene = [sorted(work.cold), work.context]
-    parts: Json = [work.name, tactic.name, attrs, specs, *scene, asdict(plan)]
+    conditions = [sorted(work.cold), work.context]
+    parts: Json = [work.name, tactic.name, attrs, specs, *conditions, asdict(plan)]
     sources = hashlib.sha256(json.dumps(sorted(texts.items())).encode()).hexdigest()
-    return hashlib.sha256(canonical_json([parts, sources])).hexdigest()
+    return hashlib.sha256(json.dumps([parts, sources], sort_keys=True).encode()).hexdigest()
 
 
 class Timings:
@@ -91,12 +91,12 @@ class Timings:
         except FileNotFoundError:
             return {}
         except (OSError, UnicodeDecodeError) as error:
-            self.notes.append(f"{self._path} is not readable ({error}): tactics are timed anew")
+            self.notes.append(f"{self._path} is not readable ({error}): tactics are timed again")
             return {}
         try:
             return _parse(json.loads(text))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            self.notes.append(f"{self._path} is damaged ({error!r}): tactics are timed anew")
+            self.notes.append(f"{self._path} is damaged ({error!r}): tactics are timed again")
             return {}
 
 

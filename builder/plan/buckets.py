@@ -124,8 +124,8 @@ def rounds(rows: tuple[int, ...], drafts: int) -> Rounds:
 
 
 def cpu_rounds(rows: tuple[int, ...], drafts: int) -> Rounds:
-    """`drafts` for the fewest rows, and for the most up to CPU_VERIFY_ROWS. No more, since each
-    bucket is a session with its own copy of every matrix."""
+    """`drafts` for the fewest rows, and for the most up to CPU_VERIFY_ROWS. No other numbers of
+    drafts, since each is a session with its own copy of every matrix."""
     few = [r for r in rows if r <= CPU_VERIFY_ROWS]
     return tuple((r, drafts) for r in sorted({min(few), max(few)})) if few and drafts else ()
 

@@ -74,7 +74,7 @@ class Options:
     drafts: int | None = None  # of a round at most, 0 for none
     draft_dtype: str = "auto"  # how the draft head is stored
     draft_vocab: Vocab = "auto"  # ids that it drafts from
-    drafter: str | None = None  # folder of a block drafter, in place of the head
+    drafter: str | None = None  # folder of a block drafter
     draft_suffix: int = 0  # fewest ids of a match from which text is drafted, 0 for none
     mlp_activations: str = "auto"  # of NVFP4 MLPs in prefill: bf16 as they are, or fp8
     activation: str = "auto"  # f32 on the CPU, bf16 on a GPU; bf16 on the CPU to check a GPU's
@@ -241,7 +241,7 @@ def gpu_of(options: Options, present: Target | None = None) -> Target | None:
     return on if on.architecture.rehearses == of.name else kernel.rehearsal(of, on)
 
 
-def timed_unasked(gpu: Target) -> bool:
+def timed_by_default(gpu: Target) -> bool:
     """True if tactics are timed by default: not in a rehearsal, which uses the tactics that are
     chosen for the rehearsed GPU, since this GPU's memory is faster."""
     return not gpu.architecture.rehearses
@@ -396,5 +396,5 @@ def _cache(gib: float | None) -> int | None:
 
 def _positive(option: str, value: int) -> int:
     if value <= 0:
-        raise OptionError(f"{option} {value} must be positive")
+        raise OptionError(f"{option} {value}: give 1 or more")
     return value

@@ -132,15 +132,15 @@ def greedy_session(
 
 
 def next_launches(
-    session: CheckSession, said: Mapping[int, Sequence[int]], rows: int
+    session: CheckSession, tokens: Mapping[int, Sequence[int]], rows: int
 ) -> Iterator[CheckLaunch]:
-    """One decode step: each text's input is the last of its tokens in `said`, by slot.
+    """One decode step: each text's input is the last of its tokens in `tokens`, by slot.
 
     `rows` is the decode bucket. A text at the end of its context is left out.
     """
     going = []
     for text in session.texts:
-        ids = (*text.ids[: text.prompt], *said[text.slot])
+        ids = (*text.ids[: text.prompt], *tokens[text.slot])
         if len(ids) <= len(text.ids):
             going.append((replace(text, ids=ids), len(ids) - 1, 1))
     for i in range(0, len(going), rows):

@@ -111,8 +111,8 @@ class SessionRunner(BaseRunner):  # type: ignore[misc]
                 mine[start : after[row] - 1] = by_row[row, 1 : counts[row]]
                 mine[after[row] - 1] = sampled[row] if given < 0 else given
             else:
-                said = sampled.reshape(len(counts), -1)[row]
-                mine[start : after[row]] = said[: after[row] - start]
+                found = sampled.reshape(len(counts), -1)[row]
+                mine[start : after[row]] = found[: after[row] - start]
 
     def _key(self, feed: Feed) -> BucketKey:
         rows, tokens = len(feed["slots"]), len(feed["token_ids"])
@@ -144,7 +144,7 @@ class SessionRunner(BaseRunner):  # type: ignore[misc]
             scratch = len(state) - 1  # after the snapshots, if a state has any
             if info.unit == "image":
                 continue  # no text has rows of images
-            state[pages if info.unit == "page" else [*slots, scratch]] = _wild(state.dtype)
+            state[pages if info.unit == "page" else [*slots, scratch]] = _poison_value(state.dtype)
         store = self._engine.device_states
         for slot in slots.tolist() if store is not None else ():
             assert store is not None
@@ -195,7 +195,7 @@ def feed(
     return {**marks, **session.tables, **launch.feed()}
 
 
-def _wild(dtype: np.dtype[Any]) -> Any:
+def _poison_value(dtype: np.dtype[Any]) -> Any:
     """Poison of a dtype: NaN, its e4m3 code, or a number larger than any count."""
     if dtype == np.uint8:
         return 0x7F

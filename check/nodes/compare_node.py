@@ -236,11 +236,11 @@ def _integers(output: _Output, most: float) -> Verdict:
     wrong = wrong.reshape(output.got.shape[0], -1 if wrong.size else 0)
     part = float(wrong.mean()) if wrong.size else 0.0
     rows = wrong.any(axis=1)
-    forgiven = int(rows.sum()) <= (max(1, most * rows.size) if most else 0)
+    tolerated = int(rows.sum()) <= (max(1, most * rows.size) if most else 0)
     # Whether the difference is a near tie: one expert replaces another, or two swap places.
     pairs = zip(output.got[rows].tolist(), output.want[rows].tolist(), strict=True)
-    forgiven = forgiven and all(len(set(want) - set(got)) <= 1 for got, want in pairs)
-    reason = "" if forgiven else f"{part:.2%} of the values differ"
+    tolerated = tolerated and all(len(set(want) - set(got)) <= 1 for got, want in pairs)
+    reason = "" if tolerated else f"{part:.2%} of the values differ"
     return Verdict(output.name, not reason, reason, {"differ": part}, hard=bool(reason))
 
 

@@ -97,12 +97,12 @@ class NativeNodes:
         place = self._program.places.get(name) or self._own.get(name)
         if place is None:
             raise OptionError(
-                f"the engine has no place of {name}: it was built by another version; "
-                "rebuild it, or use --level layer"
+                f"the engine does not say where {name} is stored: it was built by another "
+                "version; rebuild it, or use --level layer"
             )
         if place.kind == "arena" and place.nbytes < array.nbytes:
             raise EngineError(
-                f"{name} has a place of {place.nbytes} bytes and needs {array.nbytes}: rebuild "
-                "the engine with spark-build"
+                f"{name} needs {array.nbytes} bytes, and its place in the engine has "
+                f"{place.nbytes}: rebuild the engine with spark-build"
             )
         return int(self._executor.address(place))

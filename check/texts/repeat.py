@@ -20,7 +20,7 @@ from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.engine.request import Request, SamplingParams, capacity
 
-TEXTS, SAID = 16, 64  # requests, and the tokens that each generates
+TEXTS, GENERATED = 16, 64  # requests, and the tokens that each generates
 LENGTHS = (1, 17, 63, 64, 65, 127, 130, 200, 257, 300, 384, 500)  # of prompts, as far as they fit
 SHARED = 130  # common first tokens of every second prompt, as far as they fit
 LATEST = 24  # steps after which the last request arrives, in staggered runs
@@ -78,8 +78,8 @@ def repeat(
         step()
         for number in range(count):
             late = [rng.randrange(LATEST) if number else 0 for _ in requests]
-            said = _together(engine, requests, late)
-            runs.append(_compared("at other times" if number else "as before", first, said))
+            generated = _together(engine, requests, late)
+            runs.append(_compared("at other times" if number else "as before", first, generated))
             step()
     return Repeated(name, loaded.invariant, len(first), sum(map(len, first)), tuple(runs))
 
@@ -107,21 +107,21 @@ def _requests(
     loaded: Loaded, recorded: Sequence[Sequence[int]], rng: random.Random
 ) -> list[Request]:
     limits = loaded.limits
-    said = max(min(SAID, capacity(limits) // 2), 1)
-    prompt_tokens = capacity(limits) - said
+    generated = max(min(GENERATED, capacity(limits) // 2), 1)
+    prompt_tokens = capacity(limits) - generated
     draw = [rng.randrange(limits.vocab) for _ in range(SHARED)]
     prompts = [list(ids) for ids in recorded][:TEXTS]
     while len(prompts) < TEXTS:
         length = LENGTHS[len(prompts) % len(LENGTHS)]
         own = [rng.randrange(limits.vocab) for _ in range(length)]
         prompts.append(draw + own if len(prompts) % 2 else own)
-    params = SamplingParams(temperature=0.0, max_tokens=said, ignore_eos=True, seed=0)
+    params = SamplingParams(temperature=0.0, max_tokens=generated, ignore_eos=True, seed=0)
     return [Request(tuple(ids[:prompt_tokens]), params) for ids in prompts]
 
 
 def _together(engine: Engine, requests: Sequence[Request], late: Sequence[int]) -> Texts:
     """The text of each request; each arrives `late` steps after the start."""
-    said: dict[int, list[int]] = {}
+    generated: dict[int, list[int]] = {}
     number: dict[int, int] = {}
     waiting = sorted(range(len(requests)), key=lambda i: (late[i], i))
     steps = 0
@@ -129,12 +129,12 @@ def _together(engine: Engine, requests: Sequence[Request], late: Sequence[int]) 
         while waiting and late[waiting[0]] <= steps:
             index = waiting.pop(0)
             number[engine.submit(requests[index])] = index
-            said[index] = []
+            generated[index] = []
         for event in engine.step():
             if event.token is not None:
-                said[number[event.request_id]].append(event.token)
+                generated[number[event.request_id]].append(event.token)
         steps += 1
-    return [tuple(said[i]) for i in range(len(requests))]
+    return [tuple(generated[i]) for i in range(len(requests))]
 
 
 def _compared(arriving: str, first: Texts, other: Texts) -> Run:

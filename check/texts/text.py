@@ -35,12 +35,12 @@ def decode_rows(common: Sequence[BucketKey], session: CheckSession) -> int:
 
 def read_texts(reference: Loaded, session: CheckSession, rows: int) -> Iterator[Array]:
     """The reference's logits [emitting rows, V] of each launch of its greedy decoding."""
-    said: dict[int, list[int]] = {text.slot: [] for text in session.texts}
+    tokens: dict[int, list[int]] = {text.slot: [] for text in session.texts}
     with SessionRunner("reference", reference) as runner:
-        for launch in _launches(session, said, rows):
+        for launch in _launches(session, tokens, rows):
             truth, _ = _logits(runner, feed(session, launch, 0))
-            for slot, best in zip(_saying(launch), truth.argmax(axis=1).tolist(), strict=True):
-                said[slot].append(best)
+            for slot, best in zip(_emitting(launch), truth.argmax(axis=1).tolist(), strict=True):
+                tokens[slot].append(best)
             yield truth
 
 
@@ -60,40 +60,40 @@ def compare_texts(
     """
     name, truths = reference
     level = Level("text", name, asdict(thresholds))
-    said: dict[int, list[int]] = {text.slot: [] for text in session.texts}
-    heard: dict[int, list[Array]] = {slot: [] for slot in said}
-    flips: dict[int, int] = dict.fromkeys(said, 0)
+    tokens: dict[int, list[int]] = {text.slot: [] for text in session.texts}
+    seen: dict[int, list[Array]] = {slot: [] for slot in tokens}  # logits
+    flips: dict[int, int] = dict.fromkeys(tokens, 0)
     near, wrong = 0, []
     total = sum(len(text.ids) - text.prompt + 1 for text in session.texts)
     with (
         SessionRunner("candidate", candidate) as one,
         shown.track("text level, tokens", total) as step,
     ):
-        for launch, truth in zip(_launches(session, said, rows), truths, strict=True):
+        for launch, truth in zip(_launches(session, tokens, rows), truths, strict=True):
             logits, sampled = _logits(one, feed(session, launch, 0))
             apart = logits.shape[1] < truth.shape[1]  # several GPUs show rank 0's ids
             chosen = sampled if apart else logits.argmax(axis=1)
             logits = truth if apart else logits
             level.launches += 1
             ties = near_tie_rows(truth, chosen, thresholds.tie)
-            for row, slot in enumerate(_saying(launch)):
+            for row, slot in enumerate(_emitting(launch)):
                 best = int(truth[row].argmax())
                 if chosen[row] != best:
                     flips[slot] += 1
                     near += bool(ties[row])
                     if not ties[row]:
-                        where = f"text in slot {slot}, token {len(said[slot])}"
+                        where = f"text in slot {slot}, token {len(tokens[slot])}"
                         wrong.append(f"{where}: {chosen[row]} for {best}")
-                said[slot].append(best)
-                heard[slot].append(logits[row])
+                tokens[slot].append(best)
+                seen[slot].append(logits[row])
                 step()
         verify = [key for key in candidate.executors if drafts_of(key[0])]
-        decoded = Decoded(said, heard)
+        decoded = Decoded(tokens, seen)
         rounds = check_verify_buckets(one, verify, session, decoded, thresholds.tie, shown)
     figures = {
-        "texts": float(len(said)),
+        "texts": float(len(tokens)),
         "same": float(sum(not n for n in flips.values())),
-        "tokens": float(sum(map(len, said.values()))),
+        "tokens": float(sum(map(len, tokens.values()))),
         "flips": float(sum(flips.values())),
         "near_ties": float(near),
     }
@@ -107,19 +107,19 @@ def compare_texts(
 
 
 def _launches(
-    session: CheckSession, said: dict[int, list[int]], rows: int
+    session: CheckSession, tokens: dict[int, list[int]], rows: int
 ) -> Iterator[CheckLaunch]:
     """The prefills, then decode steps over the tokens sampled so far, until all contexts are
     full."""
     yield from session.launches
     while True:
-        step = list(next_launches(session, said, rows))
+        step = list(next_launches(session, tokens, rows))
         if not step:
             return
         yield from step
 
 
-def _saying(launch: CheckLaunch) -> list[int]:
+def _emitting(launch: CheckLaunch) -> list[int]:
     """The slots of the rows that sample, in order."""
     slots: list[int] = launch.slots[launch.emit == 1].tolist()
     return slots

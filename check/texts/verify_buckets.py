@@ -28,7 +28,7 @@ WRONG = 3  # in every third round the last draft is wrong
 class Decoded:
     """The decoded tokens by slot, and the logits [V] of each."""
 
-    said: Mapping[int, Sequence[int]]
+    tokens: Mapping[int, Sequence[int]]
     logits: Mapping[int, Sequence[Array]]
 
 
@@ -69,8 +69,9 @@ class _Run:
     ) -> None:
         self._runner, self._decoded, self._tie, self._number = runner, decoded, tie, number
         self._session = session
-        self._texts = {  # nothing was decoded after the last token
-            text.slot: replace(text, ids=(*text.ids[: text.prompt], *decoded.said[text.slot][:-1]))
+        tokens = decoded.tokens  # nothing was decoded after the last one
+        self._texts = {
+            text.slot: replace(text, ids=(*text.ids[: text.prompt], *tokens[text.slot][:-1]))
             for text in session.texts
         }
         self._at = {slot: text.prompt for slot, text in self._texts.items()}
@@ -115,7 +116,7 @@ class _Run:
         if accepted != right:
             self.wrong.append(f"{where}: {accepted} tokens accepted for {right}")
             accepted = min(accepted, right)
-        said = self._decoded.said[slot]
+        tokens = self._decoded.tokens[slot]
         for j in range(accepted):
             self._tokens += 1
             chosen, logits = int(sampled[j]), self._decoded.logits[slot][place + 1 + j]
@@ -127,10 +128,10 @@ class _Run:
             else:
                 self.wrong.append(f"{where} and {1 + j}: {chosen} for {best}")
         # An accepted draft differs from decode only at a near tie: the text ends there.
-        followed = [int(x) for x in fed[:accepted]] == list(said[place : place + accepted])
+        followed = [int(x) for x in fed[:accepted]] == list(tokens[place : place + accepted])
         self._accepted += accepted
         self._at[slot] += accepted if followed else len(text.ids)
-        continues = int(sampled[accepted - 1]) == said[place + accepted]
+        continues = int(sampled[accepted - 1]) == tokens[place + accepted]
         (self._known.add if followed and continues else self._known.discard)(slot)
 
     def verdict(self, name: str) -> Verdict:

@@ -24,8 +24,8 @@ PROBABILITIES = ("logprobs", "top_logprobs")  # compared without the log, which 
 class Verdict:
     """The verdict on one tensor of one launch; true in a boolean context if it is close enough.
 
-    `strays` of `rows` rows are beyond the limits; the thresholds may allow a few over a whole run.
-    A `hard` failure is never allowed.
+    `outliers` of `rows` rows are beyond the limits; the thresholds may allow a few over a whole
+    run. A `hard` failure is never allowed.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Verdict:
     reason: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
     rows: int = 1
-    strays: int = 0
+    outliers: int = 0
     hard: bool = False
 
     def __bool__(self) -> bool:
@@ -94,28 +94,28 @@ class Compare:
         """Drafts: a near tie in one changes all later ones, and no generated token depends on
         them."""
         places = min(a.shape[1], b.shape[1])
-        strays = int((a[:, :places] != b[:, :places]).any(axis=1).sum())
-        part = strays / max(len(a), 1)
+        outliers = int((a[:, :places] != b[:, :places]).any(axis=1).sum())
+        part = outliers / max(len(a), 1)
         many = part > MOST_OTHER_DRAFTS
         reason = f"{part:.0%} of the sequences have other drafts" if many else ""
-        return Verdict("drafts", not many, reason, {"flips": float(strays)}, len(a), hard=many)
+        return Verdict("drafts", not many, reason, {"flips": float(outliers)}, len(a), hard=many)
 
     def _probabilities(self, name: str, a: Floats, b: Floats) -> Verdict:
         gaps = np.abs(np.exp(a) - np.exp(b)).reshape(len(a), -1).max(axis=1)
         gap, limit = float(gaps.max()), self._limits.rel_l2
         reason = f"probabilities differ by {gap:.2g} > {limit:g}" if gap > limit else ""
-        strays = int((gaps > limit).sum())
-        return Verdict(name, not reason, reason, {"max_abs": gap}, len(a), strays)
+        outliers = int((gaps > limit).sum())
+        return Verdict(name, not reason, reason, {"max_abs": gap}, len(a), outliers)
 
     def _floats(self, name: str, a: Floats, b: Floats) -> Verdict:
         limits = self._limits
         d = distance(a, b, limits.rel_l2, limits.cosine)
         figures = {k: float(getattr(d, k)) for k in ("cosine", "rel_l2", "max_abs")}
-        complaints, strays = [], d.strays
+        complaints, outliers = [], d.outliers
         if name in LOGITS:
             more = logit_distance(a, b, limits.tie, limits.kl)
             figures |= {"kl": more.kl, "flips": more.flips, "near_ties": more.near_ties}
-            strays = max(strays, more.strays)
+            outliers = max(outliers, more.outliers)
             if more.kl > limits.kl:
                 complaints.append(f"KL {more.kl:.2g} nats > {limits.kl:g}")
             if more.wrong_flips:
@@ -126,4 +126,4 @@ class Compare:
             )
         if d.cosine < limits.cosine:
             complaints.append(f"cosine {d.cosine:.5f} < {limits.cosine:g}")
-        return Verdict(name, not complaints, "; ".join(complaints), figures, d.rows, strays)
+        return Verdict(name, not complaints, "; ".join(complaints), figures, d.rows, outliers)

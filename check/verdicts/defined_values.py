@@ -119,8 +119,8 @@ def _slot_rows(name: str, buffers: Buffers) -> NDArray[Any]:
     state = buffers[name]
     if name != "last_tokens":
         return state[_live_slots(buffers)]
-    said = np.asarray((buffers["counts"] > 0) & (emits(buffers) == 1))
-    return np.asarray(state[buffers["slots"][said]])
+    samples = np.asarray((buffers["counts"] > 0) & (emits(buffers) == 1))
+    return np.asarray(state[buffers["slots"][samples]])
 
 
 def _whole(

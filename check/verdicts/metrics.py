@@ -21,7 +21,7 @@ SMALL_ROW = 0.1  # smaller rows are measured relative to this part of the typica
 class Distance:
     """`rel_l2` and `max_rel` are relative to the reference row's norm and largest magnitude.
 
-    `strays` of `rows` rows are beyond the given limits.
+    `outliers` of `rows` rows are beyond the given limits.
     """
 
     cosine: float
@@ -30,7 +30,7 @@ class Distance:
     max_rel: float
     worst_row: int
     rows: int
-    strays: int
+    outliers: int
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class LogitDistance:
     flips: int
     near_ties: int
     rows: int
-    strays: int  # rows that chose another token without a near tie, or are beyond the limit of KL
+    outliers: int  # rows that chose another token without a near tie, or are beyond the limit of KL
 
     @property
     def wrong_flips(self) -> int:
@@ -56,7 +56,7 @@ class LogitDistance:
 def distance(
     candidate: Array, reference: Array, rel_l2: float = np.inf, cosine: float = -np.inf
 ) -> Distance:
-    """Compares two arrays of one shape; rows beyond `rel_l2` or below `cosine` are strays.
+    """Compares two arrays of one shape; rows beyond `rel_l2` or below `cosine` are outliers.
 
     Raises ValueError if the shapes differ.
     """
@@ -73,9 +73,9 @@ def distance(
     worst = int(np.argmax(error))
     largest = float(np.abs(a - b).max())
     peak = max(float(np.abs(b).max()), np.finfo(np.float64).tiny)
-    strays = int(((error > rel_l2) | (alike < cosine)).sum())
+    outliers = int(((error > rel_l2) | (alike < cosine)).sum())
     figures = (float(alike.min()), float(error[worst]), largest, largest / peak)
-    return Distance(*figures, worst, len(a), strays)
+    return Distance(*figures, worst, len(a), outliers)
 
 
 def scale_error(error: F64, reference: F64, rounded: F64, noise: float) -> float:
@@ -114,8 +114,8 @@ def logit_distance(
     flipped = chosen != truth
     near = flipped & (gap <= tie * np.ptp(b, axis=1))
     worst = float(max(kl.max(initial=0.0), 0.0))
-    strays = int(((flipped & ~near) | (kl > kl_limit)).sum())
-    return LogitDistance(worst, int(flipped.sum()), int(near.sum()), len(b), strays)
+    outliers = int(((flipped & ~near) | (kl > kl_limit)).sum())
+    return LogitDistance(worst, int(flipped.sum()), int(near.sum()), len(b), outliers)
 
 
 def near_tie_rows(reference_logits: Array, chosen: Array, tie: float) -> NDArray[np.bool_]:

@@ -31,7 +31,7 @@ FIGURES = tuple(LEGEND)
 _AT_LEAST = ("cosine",)
 LIMITS = {
     "tie": "part of a row's range of logits within which two tokens are a near tie",
-    "stray": "share of rows that may be beyond the limits",
+    "outliers": "share of rows that may be beyond the limits",
     "exact": "rel_l2 of results in f32",
     "coded": "rel_l2 of results in 8 or 4 bits",
     "noise": "relative rounding error of a value in 16 bits",
@@ -54,24 +54,24 @@ class Finding:
     module: str = ""  # of the checkpoint, if the finding is of a node
 
     rows: int = 0
-    strays: int = 0
+    outliers: int = 0
 
     def add(self, verdict: Verdict, where: str) -> None:
         """Adds one launch's verdict; `settle` judges after the last."""
         self.launches += 1
         self.rows += verdict.rows
-        self.strays += verdict.strays
+        self.outliers += verdict.outliers
         self._keep_worst(verdict.figures)
         if verdict.hard:
             self.passed = False
         if not verdict and not self.where:
             self.reason, self.where = verdict.reason, where
 
-    def settle(self, stray: float) -> None:
-        """Fails if more than this share of the rows strayed."""
-        if self.strays > stray * self.rows:
+    def settle(self, share: float) -> None:
+        """Fails if more than this share of the rows are outliers."""
+        if self.outliers > share * self.rows:
             self.passed = False
-            self.reason += f"; {self.strays} of {self.rows} rows"
+            self.reason += f"; {self.outliers} of {self.rows} rows"
         if self.passed:
             self.reason = self.where = ""
 
@@ -79,7 +79,7 @@ class Finding:
         """Merges the worst figures of another finding that passed."""
         self._keep_worst(other.figures)
         self.rows += other.rows
-        self.strays += other.strays
+        self.outliers += other.outliers
 
     def _keep_worst(self, figures: Mapping[str, float]) -> None:
         for key in FIGURES:
@@ -100,10 +100,10 @@ class Level:
     launches: int = 0
     first: str = ""
 
-    def settle(self, name: Callable[[Finding], str], stray: float) -> None:
+    def settle(self, name: Callable[[Finding], str], share: float) -> None:
         """Decides every finding; `first` becomes the name of the first that failed."""
         for finding in self.findings:
-            finding.settle(stray)
+            finding.settle(share)
         self.first = next((name(f) for f in self.findings if not f.passed), "")
 
     @property
@@ -138,12 +138,12 @@ class CheckReport:
     def headlines(self) -> list[str]:
         """A sentence for each module with a node that differs when run alone, in the network's
         order."""
-        said: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for finding in (f for level in self.levels for f in level.findings):
             if finding.module and not finding.passed:
                 kind = finding.kind.split()[-1]
-                said.setdefault(finding.module, f"{finding.module}: {kind} {finding.reason}")
-        return list(said.values())
+                reasons.setdefault(finding.module, f"{finding.module}: {kind} {finding.reason}")
+        return list(reasons.values())
 
     def to_json(self) -> dict[str, Any]:
         """Everything as JSON values."""
@@ -229,6 +229,6 @@ def _cell(value: float | None) -> str:
 
 def _verdict(finding: Finding) -> str:
     if finding.passed:
-        strays = f", {finding.strays} of {finding.rows} rows stray" if finding.strays else ""
-        return f"[green]ok{strays}"
+        few = f", {finding.outliers} of {finding.rows} rows are outliers"
+        return f"[green]ok{few if finding.outliers else ''}"
     return f"[red]{finding.reason} ({finding.where})"

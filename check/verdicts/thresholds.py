@@ -29,8 +29,8 @@ class Thresholds:
         rel_l2: at most this part of the reference row's length.
         kl: nats, at most, from the reference's next-token distribution.
         tie: logits closer than this part of the row's range may change places.
-        stray: this part of all rows may be beyond the limits. Zero unless values are rounded: then
-            a router may choose another expert for a token, which is a large but harmless
+        outliers: this part of all rows may be beyond the limits. Zero unless values are rounded:
+            then a router may choose another expert for a token, which is a large but harmless
             difference.
     """
 
@@ -39,7 +39,7 @@ class Thresholds:
     rel_l2: float
     kl: float
     tie: float
-    stray: float
+    outliers: float
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint.expected_tensors import (
-    MTP,
-    Expected,
-    expected_tensors,
-    misfits,
-)
+from spark_engine.models.checkpoint.expected_tensors import MTP, Expected, expected_tensors, misfits
 from spark_engine.models.checkpoint.layout import DRAFT, Layout
 from spark_engine.models.checkpoint.quant_schemes import INT4, SUFFIXES, Dialect, Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable
@@ -86,12 +81,12 @@ def _dialect(rows: Collection[Row], tensors: Files, layout: Layout, usual: Diale
             return Dialect.AWQ if words.shape[0] == one.columns else Dialect.GPTQ
         if f"{module}.weight_packed" in tensors:
             return Dialect.COMPRESSED
-    telling = (  # the inverse has NVFP4 as modelopt does
+    signs = (  # the inverse has NVFP4 as modelopt does
         (Dialect.BLOCK, SUFFIXES[Dialect.BLOCK].block_scale),
         (Dialect.COMPRESSED, SUFFIXES[Dialect.COMPRESSED].fp4_global),
         (Dialect.MODELOPT, SUFFIXES[Dialect.MODELOPT].fp4_global),
     )
-    for dialect, suffix in telling:
+    for dialect, suffix in signs:
         if any(f"{module}.{suffix}" in tensors for module in modules):
             return dialect
     blocks = (_is_blocks(one, tensors, f"{module}.weight_scale") for module, one in modules.items())

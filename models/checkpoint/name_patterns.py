@@ -35,11 +35,12 @@ def parents(name: str) -> Iterable[str]:
 def wildcards(patterns: Iterable[str]) -> Match:
     """fnmatch patterns (modelopt) against a name or any of its parents."""
     exact = {p for p in patterns if not any(c in p for c in "*?[")}
-    wild = re.compile("|".join(fnmatch.translate(p) for p in patterns if p not in exact) or "(?!)")
+    others = "|".join(fnmatch.translate(p) for p in patterns if p not in exact)
+    pattern = re.compile(others or "(?!)")
 
     @functools.cache  # experts by the thousand have the same parents
     def matched(name: str) -> bool:
-        if name in exact or wild.match(name):
+        if name in exact or pattern.match(name):
             return True
         return "." in name and matched(name.rpartition(".")[0])
 
@@ -50,18 +51,18 @@ def by_expert(entries: Iterable[str]) -> bool:
     """True if names or fnmatch patterns may tell the experts of a group apart: not by a beginning
     that ends before their numbers, nor by pieces without a digit."""
 
-    def blind(entry: str) -> bool:
+    def same_for_all(entry: str) -> bool:
         if entry.startswith("re:") or "?" in entry or "[" in entry:
             return False
         begins = "*" not in entry.rstrip("*") and ".experts." not in entry
         return begins or not any(c.isdigit() for c in entry)
 
-    return not all(map(blind, entries))
+    return not all(map(same_for_all, entries))
 
 
 def own_names(entries: Iterable[str]) -> Match:
-    """Names, and `re:` patterns matched from a name's start (compressed-tensors): an entry that
-    names a module that holds others says nothing of these."""
+    """Names, and `re:` patterns matched from a name's start (compressed-tensors): an entry
+    does not apply to the modules inside the one that it names."""
     exact = {e for e in entries if not e.startswith("re:")}
     patterns = [re.compile(e.removeprefix("re:")) for e in entries if e.startswith("re:")]
     return lambda names: any(

@@ -140,11 +140,11 @@ def declarations(
 def _agreed(module: str, from_files: tuple[Declared, ...]) -> Scheme:
     names = spellings(module)
     with malformed_json("config.json: quantization_config"):
-        said = [d.scheme(names) for d in from_files]
-    if len(set(said)) > 1:
+        schemes = [d.scheme(names) for d in from_files]
+    if len(set(schemes)) > 1:
         first, second = from_files
         raise CheckpointError(
-            f"{module} is {said[0]} in {first.where} but {said[1]} in {second.where}"
+            f"{module} is {schemes[0]} in {first.where} but {schemes[1]} in {second.where}"
             "; take both files from one export of the checkpoint"
         )
-    return said[0]
+    return schemes[0]

@@ -122,7 +122,8 @@ def read_drafter(config: Json) -> DrafterConfig:
     if made.heads % made.kv_heads or made.hidden % made.group or made.head_dim % 2:
         raise CheckpointError(
             f"{WHERE}: {made.heads} heads of {made.head_dim} with {made.kv_heads} key heads, "
-            f"{made.hidden} columns in groups of {made.group}: they do not divide"
+            f"{made.hidden} columns in groups of {made.group} do not divide: take the file from "
+            "the drafter's source"
         )
     return made
 

@@ -158,8 +158,8 @@ def local_config(config: ModelConfig, ranks: int) -> ModelConfig:
     if uneven:
         legal = [n for n in range(1, MOST_RANKS + 1) if not _uneven(config, n)]
         raise OptionError(
-            f"--tp {ranks}: {uneven}; choose from {', '.join(map(str, legal))}: what ranks have "
-            "is equal, and no head is cut"
+            f"--tp {ranks}: {uneven}; choose from {', '.join(map(str, legal))}: all ranks have "
+            "equal parts, and no head is cut"
         )
     moe = config.moe
     if moe is not None:

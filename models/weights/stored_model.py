@@ -42,7 +42,7 @@ class Model:
         draft_note: the reason why there is no draft head; "" if there is one.
         vision_note: the reason why there is no vision tower; "" if there is one.
         vision: how images are resized and what tokens they have; None without a tower.
-        drafter: a block drafter in place of the draft head; its tensors are among the others.
+        drafter: a block drafter, if one was opened too; its tensors are among the others.
         checkpoint: the open files; None if only the configs are present.
         generation: generation_config.json; {} where absent.
         shards: how ranks share the tensors; then `config` has the sizes of one rank, and all other
@@ -67,6 +67,11 @@ class Model:
     @property
     def has_drafts(self) -> bool:
         """True if graphs with drafts can be written."""
+        return self.has_head or self.drafter is not None
+
+    @property
+    def has_head(self) -> bool:
+        """True if there is a draft head."""
         return not self.draft_note
 
     @property

@@ -127,5 +127,5 @@ def _refuse(name: str, array: Array, at: int, wanted: str) -> NoReturn:
     value = float(array.reshape(-1)[at])
     raise CheckpointError(
         f"{name}{place or ''} is {value}: {wanted}; download the checkpoint again, or quantise it "
-        "anew"
+        "again"
     )

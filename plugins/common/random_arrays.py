@@ -21,11 +21,6 @@ def positive(rng: Rng, *shape: int, low: float = 0.5, high: float = 2.0) -> NDAr
     return np.asarray(rng.uniform(low, high, shape), np.float32)
 
 
-def static_scales(rng: Rng, count: int) -> NDArray[np.float32]:
-    """f32 [count]: static scales of activations, for `count` quantised copies."""
-    return positive(rng, count, low=1e-3, high=3e-2)
-
-
 def ignore_rows(*rows: int) -> Callable[[tuple[Array, ...]], None]:
     """An `ignore` for rows of NaN: their results are unspecified."""
 

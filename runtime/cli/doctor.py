@@ -32,7 +32,7 @@ SERVED, NONE_SERVED = 0, 1
     "--host-gib",
     type=Finite(0),
     metavar="G",
-    help="GiB that stay with the host where a GPU shares its memory; by default 10.",
+    help="GiB left to the host if the GPU shares its memory; by default 10.",
 )
 @click.option(
     "--cache-dir",

@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.freeze()
         _follow(receiver, follower)
     except Exception as error:
-        return _fallen(receiver, error)
+        return _report_failure(receiver, error)
     finally:
         if loaded is not None:
             loaded.close()
@@ -101,7 +101,7 @@ def _follow(receiver: Receiver, follower: Follower) -> None:
             return
 
 
-def _fallen(receiver: Receiver, error: Exception) -> int:
+def _report_failure(receiver: Receiver, error: Exception) -> int:
     user, passing = isinstance(error, UserError), isinstance(error, CapacityError)
     if not user:
         with contextlib.suppress(OSError):

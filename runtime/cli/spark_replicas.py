@@ -50,23 +50,28 @@ _BY = click.option(
     type=click.Choice(POLICIES),
     default="prefix",
     show_default=True,
-    help="Routing: to the replica that holds a request's beginning, to the freest, or to the next.",
+    help="To which replica a request goes: prefix, one that has its beginning cached; least, the "
+    "one with the least load; turn, the next one.",
 )
 _TARGET = click.option(
     "--target",
     type=Finite(0, min_open=True),
     metavar="N",
-    help="Requests that one replica is to have, where their number may change; by default as many "
+    help="Requests for each replica, if their number may change; by default as many "
     "as its engine decodes at once.",
 )
 _GPUS = click.option(
     "--gpus",
     type=Finite(0),
     metavar="N",
-    help="GPUs of each; by default as many as its engine has ranks.",
+    help="GPUs of each replica; by default as many as its engine has ranks.",
 )
 _RAY = click.option(
     "--ray", metavar="ADDRESS", help="The Ray cluster, e.g. auto or ray://HOST:10001."
+)
+_NUMBER = "Replicas: a number, or a range within which load decides."
+_CLUSTER = click.option(
+    "--ray", metavar="ADDRESS", default="auto", show_default=True, help="The Ray cluster."
 )
 
 
@@ -91,10 +96,10 @@ def main() -> None:
 @config_file.option(
     NAME, OF_FILE, "Read options of the server from this TOML file, as spark-run has them."
 )
-@click.option("--replicas", default="1", show_default=True, metavar="N|MIN-MAX", help="How many.")
+@click.option("--replicas", default="1", show_default=True, metavar="N|MIN-MAX", help=_NUMBER)
 @_TARGET
 @_GPUS
-@click.option("--cpus", type=Finite(0), default=1.0, show_default=True, help="CPUs of each.")
+@click.option("--cpus", type=Finite(0), default=1.0, show_default=True, help="CPUs of a replica.")
 @_RAY
 @_BY
 def run(
@@ -156,8 +161,8 @@ def run(
 def front(urls: tuple[str, ...], route_by: str, ray: str | None, **values: Any) -> None:
     """Starts a front for the servers at URL, or for the replicas of `run` in the cluster --ray.
 
-    A URL is http://HOST:PORT, or dns://NAME:PORT for all addresses of a name. Nothing of Ray is
-    needed for them.
+    A URL is http://HOST:PORT, or dns://NAME:PORT for all addresses of a name. They do not
+    need Ray.
     """
     with standard_error(LogFormat(values["log_format"])), command(NAME):
         from spark_engine.runtime.replicas.fleet import listed
@@ -180,11 +185,11 @@ def front(urls: tuple[str, ...], route_by: str, ray: str | None, **values: Any) 
 @click.argument("engine", type=click.Path(path_type=Path))
 @_GPUS
 @_TARGET
-@click.option("--ray", metavar="ADDRESS", default="auto", show_default=True)
+@_CLUSTER
 def update(engine: Path, gpus: float | None, target: float | None, ray: str) -> None:
-    """Replaces the engine by the folder ENGINE, replica after replica, while requests run.
+    """Replaces the engine by the folder ENGINE, replica by replica, while requests run.
 
-    Where the new one does not start, the old one is placed again.
+    If the new engine does not start, the old one is placed again.
     """
     with command(NAME):
         from spark_engine.runtime.replicas.plan import moved
@@ -196,9 +201,9 @@ def update(engine: Path, gpus: float | None, target: float | None, ray: str) -> 
 
 @main.command()
 @click.argument("replicas", metavar="N|MIN-MAX")
-@click.option("--ray", metavar="ADDRESS", default="auto", show_default=True)
+@_CLUSTER
 def scale(replicas: str, ray: str) -> None:
-    """Changes how many replicas there are."""
+    """Changes the number of replicas, or its range."""
     with command(NAME):
         from spark_engine.runtime.replicas.plan import counts
 
@@ -207,9 +212,9 @@ def scale(replicas: str, ray: str) -> None:
 
 
 @main.command()
-@click.option("--ray", metavar="ADDRESS", default="auto", show_default=True)
+@_CLUSTER
 def remove(ray: str) -> None:
-    """Ends replicas that outlived their `run`, after their requests."""
+    """Ends replicas that are left of a `run` that has ended; their requests finish first."""
     with command(NAME):
         placing = _extra("ray_serve", "ray")
         with placing.cluster(ray):
@@ -217,7 +222,7 @@ def remove(ray: str) -> None:
 
 
 @main.command()
-@click.option("--ray", metavar="ADDRESS", default="auto", show_default=True)
+@_CLUSTER
 def status(ray: str) -> None:
     """Prints the replicas and their state as JSON."""
     with command(NAME):

@@ -4,6 +4,8 @@ Knows the command line and the environment; `command` sets the exit code. An opt
 nothing is refused.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
@@ -12,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -36,9 +38,7 @@ from spark_engine.runtime.cli.options.run_options import (
     settings,
 )
 from spark_engine.runtime.cli.profile import finish
-from spark_engine.runtime.cli.terminal.conversation import ChatHistory, with_images
 from spark_engine.runtime.cli.terminal.printable import printable
-from spark_engine.runtime.cli.terminal.session import Answer, Session
 from spark_engine.runtime.engine.load import HOST_TARGETS
 from spark_engine.runtime.engine.request import FinishReason, capacity
 from spark_engine.runtime.offline.embedded import cache_folder, embedded_engine
@@ -49,6 +49,9 @@ from spark_engine.runtime.server.operation.json_stderr import standard_error
 from spark_engine.runtime.server.operation.logs import LogFormat, set_up
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 from spark_engine.vision import Image
+
+if TYPE_CHECKING:
+    from spark_engine.runtime.cli.terminal.session import Answer, Session
 
 NAME = "spark-run"
 HISTORY = Path("spark", "history")  # of a chat, in the folder of programs' states
@@ -158,7 +161,7 @@ def _mode(context: click.Context, values: Mapping[str, Any]) -> Mode:
     typed = [mode for mode in asked if source(mode) is ParameterSource.COMMANDLINE]
     if len(modes := typed or asked) > 1:
         raise OptionError(f"give only one of {', '.join(mode.flag for mode in ASKED_FOR)}")
-    mode = modes[0] if modes else _unasked()
+    mode = modes[0] if modes else _default_mode()
     for row in OPTIONS:
         of_file = source(row.name) is ParameterSource.DEFAULT_MAP and mode in row.where
         if source(row.name) is not ParameterSource.COMMANDLINE and not of_file:
@@ -177,7 +180,7 @@ def _log_format(context: click.Context, values: Mapping[str, Any]) -> LogFormat:
     return LogFormat(values["log_format"]) if serves else LogFormat.TEXT
 
 
-def _unasked() -> Mode:
+def _default_mode() -> Mode:
     """The default: a chat on a terminal, one answer to piped input."""
     if not sys.stdin.isatty():
         return Mode.CHAT
@@ -243,8 +246,10 @@ def _chat(folder: Path, values: Mapping[str, Any]) -> int:
     from rich.console import Console
 
     from spark_engine.runtime.cli.terminal.chat import TerminalChat
+    from spark_engine.runtime.cli.terminal.conversation import ChatHistory
     from spark_engine.runtime.cli.terminal.input import LineReader
     from spark_engine.runtime.cli.terminal.screen import Screen
+    from spark_engine.runtime.cli.terminal.session import Session
 
     session = Session(folder, engine_options(values), chat_options(values))
     try:
@@ -265,6 +270,9 @@ def _chat(folder: Path, values: Mapping[str, Any]) -> int:
 
 
 def _answer(mode: Mode, folder: Path, values: Mapping[str, Any]) -> int:
+    # imported here, as above
+    from spark_engine.runtime.cli.terminal.session import Session
+
     alone = replace(engine_options(values), cache_bytes=0)  # one answer: no cache
     session = Session(folder, alone, chat_options(values))
     try:
@@ -293,6 +301,8 @@ def _prompt(
 ) -> tuple[list[int], tuple[Image, ...]]:
     if mode is Mode.PROMPT_IDS:
         return _ids(values["prompt_ids"]), ()
+    from spark_engine.runtime.cli.terminal.conversation import with_images  # as above
+
     text = _text(mode.flag, "-" if values[mode] is None else values[mode])
     if mode is Mode.CHAT:
         if values["chat"] is None and not text.strip():
@@ -300,8 +310,8 @@ def _prompt(
                 "standard input is empty: pipe in the message, or give one of --prompt, "
                 "--prompt-ids, --chat and --serve"
             )
-    said = {"system": values["system"], "user": with_images(map(Path, values["image"]), text)}
-    messages = [{"role": k, "content": v} for k, v in said.items() if v is not None]
+    texts = {"system": values["system"], "user": with_images(map(Path, values["image"]), text)}
+    messages = [{"role": k, "content": v} for k, v in texts.items() if v is not None]
     thinking = False if values["no_thinking"] else None
     return session.prompt(messages, thinking, chat=mode is Mode.CHAT)
 

@@ -122,14 +122,14 @@ class DoctorReport:
 
     def _of_disk(self) -> Iterator[str]:
         for folder, free in self.disk.items():
-            wants, what = DISK_OF_ENGINE, "the engine of a 27B in NVFP4 needs"
+            needed, what = DISK_OF_ENGINE, "the engine of a 27B in NVFP4 needs"
             if self.hub_cache is None:
-                wants += DISK_OF_CHECKPOINT
+                needed += DISK_OF_CHECKPOINT
                 what = "a 27B checkpoint in NVFP4 and its engine need"
             elif folder == self.hub_cache:
-                wants, what = DISK_OF_CHECKPOINT, "a 27B checkpoint in NVFP4 needs"
-            if free is not None and free < wants:
-                yield f"{_gib(free)} are free for {folder}: {what} about {wants // GIB} GiB"
+                needed, what = DISK_OF_CHECKPOINT, "a 27B checkpoint in NVFP4 needs"
+            if free is not None and free < needed:
+                yield f"{_gib(free)} are free for {folder}: {what} about {needed // GIB} GiB"
 
     def _of_engines(self) -> Iterator[str]:
         if not self.engines:

@@ -51,9 +51,9 @@ class ConstraintSpec(msgspec.Struct, frozen=True, kw_only=True):
             ("barred", barred),
         )
         for name, ids in rows:
-            wild = [i for i in ids if not 0 <= i < vocab]
-            if wild:
-                raise RequestError(f"{name} has the id {wild[0]}; ids go from 0 to {vocab - 1}")
+            unknown = [i for i in ids if not 0 <= i < vocab]
+            if unknown:
+                raise RequestError(f"{name} has the id {unknown[0]}; ids go from 0 to {vocab - 1}")
         if not -1 <= self.end_of_thought < vocab:
             raise RequestError(
                 f"end_of_thought is {self.end_of_thought}; it must be an id from 0 to {vocab - 1}, "

@@ -62,7 +62,7 @@ class Scheduler:
     ) -> None:
         self.sizes = sizes
         known = StepCosts(costs or {})
-        buckets, how = (sizes.decode, *sizes.verify), (sizes.fixed, sizes.headless)
+        buckets, how = (sizes.decode, *sizes.verify), (sizes.fixed, sizes.makers)
         self.depth = DraftDepth(buckets, known, sizes.slots, *how)
         self.pacing = Pacing(policy, sizes.prefill, sizes.tile, known, sizes.decode[0])
         # One decode batch must hold every running sequence.
@@ -74,7 +74,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # most urgent first
         self.waiting = Waiting(sizes.tile, self.prefix.tiles_left)
         self.swap_used = 0  # bytes
-        self.frugal = False  # no sequence is swapped out
+        self.no_swap = False  # no sequence is swapped out
         self.preemptions = {"swap": 0, "recompute": 0}
         # step, slot, pages, and the deepest node of them
         self._fence: deque[tuple[int, int, list[int], PageNode | None]] = deque()
@@ -171,7 +171,7 @@ class Scheduler:
     def save_memory(self, short: bool) -> None:
         """While the host's memory is `short` no sequence is swapped out; those that are, prefill
         again, and the prefix cache is emptied."""
-        self.frugal = short
+        self.no_swap = short
         if not short:
             return
         self.clear_cache()
@@ -257,7 +257,7 @@ class Scheduler:
         size = self.sizes.slot_bytes + held * self.sizes.page_bytes
         stateful, node = seq.launched > 0 and not self.prefix.reads_snapshot(seq), None
         self.prefix.drop(seq)
-        if stateful and not self.frugal and self.swap_used + size <= self.sizes.swap_bytes:
+        if stateful and not self.no_swap and self.swap_used + size <= self.sizes.swap_bytes:
             plan.saves.append(Move(seq, seq.slot, tuple(seq.pages[:held])))
             self.swap_used += size
             seq.status, seq.swap_bytes = Status.SWAPPED, size

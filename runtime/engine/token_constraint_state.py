@@ -173,7 +173,7 @@ class ConstraintState:
         if mask is not None:
             left &= mask
         if not self._within(left).any():
-            raise RequestError("every token that its form allows here is banned")
+            raise RequestError("every token that its form allows here is banned: ban fewer")
         return left
 
     def _barred(self) -> list[int]:

@@ -43,7 +43,7 @@ class Executor(Protocol):
         they are at this call, or as last written to `Loaded.table_writer` if the engine has one
         (`run` always reads `buffers`). The executor owns the step inputs, the states of the step's
         slots and pages, and the outputs until the returned function has returned. A device may
-        leave outputs of more than `device_buffers.WIDE` bytes a row unwritten; `run` writes them. A
+        leave outputs of more than `device.buffers.WIDE` bytes a row unwritten; `run` writes them. A
         synchronous executor runs the step here and returns a function that does nothing.
         """
 

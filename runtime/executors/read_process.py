@@ -1,5 +1,5 @@
-"""Reads a file into shared memory and hashes it: a script in a separate process, which shares no lock
-of Python with the one that opens an engine's buckets.
+"""Reads a file into shared memory and hashes it: a script in a separate process, so that it shares
+no lock of Python with the process that opens an engine's buckets.
 
 `python read_process.py FILE CHUNK SLOT LANES DROP MEMORY FREE READY`, of which the last three are
 descriptors. Several threads read chunks of CHUNK bytes into slots of SLOT bytes of MEMORY. The pipe

@@ -77,7 +77,7 @@ class Upload:
                 passed.callback(os.close, other)
             os.write(self._free, bytes(range(slots)))
             numbers = self._chunk, PIECE, lanes, int(self._gpu.integrated), memory, free, ready
-            script = [sys.executable, "-I", "-S", read_process.__file__, self._path]
+            script = [sys.executable, "-I", "-S", str(read_process.__file__), str(self._path)]
             return subprocess.Popen([*script, *map(str, numbers)], pass_fds=(memory, free, ready))
 
     def wait(self) -> int:

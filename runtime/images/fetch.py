@@ -28,6 +28,7 @@ AT_A_TIME = 8  # fetches of a server; others wait
 PIECE = 4 << 10  # bytes that are parsed between two turns of the event loop
 PORTS = {"http": 80, "https": 443}
 REDIRECTS = (301, 302, 303, 307, 308)
+_DATA = "send the image as a data: URI"
 _NAME = r"(?:[a-z0-9_-]+(?:\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])"
 _DOMAIN = re.compile(rf"(\*\.)?({_NAME})(?::([0-9]{{1,5}}))?")
 _KEPT = "/%:@!$&'()*+,;=~?"  # characters of a path or query that are sent as they are
@@ -92,7 +93,7 @@ class Fetcher:
                     return await self._follow(url)
             except TimeoutError:
                 words = f"{_shown(url)} was not fetched in {MOST_S:g} s"
-                raise BadImage(f"{words}: send the image as a data: URI") from None
+                raise BadImage(f"{words}: {_DATA}") from None
 
     async def _follow(self, url: str) -> bytes:
         to = self._target("", url)
@@ -101,27 +102,27 @@ class Fetcher:
             if isinstance(found, bytes):
                 return found
             to = self._target(to.geturl(), found)
-        raise BadImage(f"{_shown(url)} is redirected more than {MOST_REDIRECTS} times")
+        raise BadImage(f"{_shown(url)} is redirected more than {MOST_REDIRECTS} times: {_DATA}")
 
     def _target(self, base: str, url: str) -> SplitResult:
         """The parts of a URL that may be fetched, with the host's name in lower case."""
-        said = _shown(url)
+        shown = _shown(url)
         if len(url) > MOST_URL:
-            raise BadImage(f"{said} has {len(url)} characters; at most {MOST_URL} are allowed")
+            raise BadImage(f"{shown} has {len(url)} characters; at most {MOST_URL} are allowed")
         try:
             parts = urlsplit(urljoin(base, url))
             host, port = (parts.hostname or "").rstrip("."), parts.port
             host = f"[{host}]" if ":" in host else host.encode("idna").decode()
         except ValueError:
-            raise BadImage(f"{said} is no URL") from None
+            raise BadImage(f"{shown} is no URL: send https://…, or a data: URI") from None
         if parts.scheme not in PORTS:
-            raise BadImage(f"{said} has the scheme {parts.scheme[:20]!r}: use https, http or data")
+            raise BadImage(f"{shown} has the scheme {parts.scheme[:20]!r}: use https, http or data")
         if "@" in parts.netloc or not re.fullmatch(_NAME, host):
-            raise BadImage(f"{said} does not have just a host's name after //")
+            raise BadImage(f"{shown} must have only a host and a port after //")
         usual = PORTS[parts.scheme]
         port = usual if port is None else port
         if not any(row.allows(host, port, usual) for row in self._domains):
-            words = f"{said} is at {host[:100]}:{port}, from which images are not fetched"
+            words = f"{shown} is at {host[:100]}:{port}, from which images are not fetched"
             raise BadImage(f"{words}: send a data: URI, or start the server with --media-domains")
         return parts._replace(netloc=host if port == usual else f"{host}:{port}")
 
@@ -137,7 +138,7 @@ class Fetcher:
             writer.write((request or b"") + (http.send(h11.EndOfMessage()) or b""))
             return await _receive(http, reader)
         except (OSError, h11.ProtocolError):
-            raise BadImage(f"{to.hostname} did not answer as a web server does") from None
+            raise BadImage(f"{to.hostname} gave no valid HTTP answer: {_DATA}") from None
         finally:
             writer.transport.abort()
 
@@ -147,19 +148,19 @@ class Fetcher:
         try:
             found = [a for a in await self._resolve(host, port) if is_public(a)]
         except (OSError, UnicodeError):
-            raise BadImage(f"there is no host {host}") from None
+            raise BadImage(f"there is no host {host}: {_DATA}") from None
         if not found:
-            raise BadImage(f"{host} has no public address")
+            raise BadImage(f"{host} has no public address: {_DATA}")
         tls = self._tls if to.scheme == "https" else None
         found.sort(key=lambda a: ":" in a)  # many machines have no route for IPv6
         for address in found[:MOST_ADDRESSES]:
             try:
                 return await self._connect(address, port, tls, host)
             except ssl.SSLError as error:
-                raise BadImage(f"{host} has no valid certificate: {error.reason}") from None
+                raise BadImage(f"{host} has no valid certificate ({error.reason})") from None
             except OSError:
                 continue
-        raise BadImage(f"{host} cannot be reached at port {port}")
+        raise BadImage(f"{host} cannot be reached at port {port}: {_DATA}")
 
     def close(self) -> None:
         """Ends the threads that wait for nothing."""

@@ -104,8 +104,8 @@ def _completion(
     if choice.request.params.logprobs is not None:
         logprobs = tuple(TokenLogprob(e.token or 0, e.logprob or 0.0, e.top) for e in events)
     counts = TokenUsage(choice.prompt_tokens, len(events), choice.stream.cached)
-    said = dict(message) if isinstance(message, dict) else None
-    return Completion(text, _ids(events), finish, counts, logprobs, said)
+    fields = dict(message) if isinstance(message, dict) else None
+    return Completion(text, _ids(events), finish, counts, logprobs, fields)
 
 
 def _ids(events: Sequence[Event]) -> tuple[int, ...]:

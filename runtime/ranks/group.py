@@ -57,7 +57,9 @@ class RankGroup:
         self._controls, self._processes = dict(controls), dict(processes)
         self._sender = Sender(controls, ring, limit_s)
         self._opened: set[int] = set()
-        self._news: dict[int, tuple[float, str]] = {}  # by rank: (time, stage) of its last report
+        self._stages: dict[
+            int, tuple[float, str]
+        ] = {}  # by rank: time and stage of its last report
         self._failure: SparkError | None = None
         self._failed_at = 0.0
         self._changed = threading.Condition()
@@ -78,7 +80,7 @@ class RankGroup:
         rank without a report for QUIET_S counts as failed; a rank that waits for another one
         reports that."""
         self.comm.limit_s, self._opening = math.inf, device
-        self._news = {rank: (self._clock.last, "its process starts") for rank in self._controls}
+        self._stages = {rank: (self._clock.last, "its process starts") for rank in self._controls}
         self.send(messages.encode(begin))
 
     def all_open(self) -> None:
@@ -176,7 +178,7 @@ class RankGroup:
             self._fail((kind or ExecutorError)(f"rank {rank}: {answer.message}"))
             return False
         if isinstance(answer, messages.Opening):
-            self._news[rank] = self._clock.last, answer.at
+            self._stages[rank] = self._clock.last, answer.at
             return True
         with self._changed:
             self._opened.add(rank)
@@ -210,9 +212,9 @@ class RankGroup:
 
     def _check_opening(self) -> None:
         now = self._clock.now()
-        news = {rank: self._news[rank] for rank in self._missing if rank in self._news}
+        stages = {rank: self._stages[rank] for rank in self._missing if rank in self._stages}
         quiet = [
-            f"rank {rank} ({at!r})" for rank, (since, at) in news.items() if now - since > QUIET_S
+            f"rank {rank} ({at!r})" for rank, (since, at) in stages.items() if now - since > QUIET_S
         ]
         if quiet and self._failure is None:
             words = (

@@ -134,11 +134,11 @@ def serve_rank(engine: Path, hosts: Sequence[str], rank: int, say: Say) -> int:
 def _ended(beats: int) -> bool:
     """Waits until the rank's process has closed its end of the pipe; False if it hangs while this
     one runs."""
-    clock, heard, pipe = RunningClock(), 0.0, select.poll()
+    clock, last_beat, pipe = RunningClock(), 0.0, select.poll()
     pipe.register(beats, select.POLLIN)
-    while clock.now() - heard < STILL_S:
+    while clock.now() - last_beat < STILL_S:
         if pipe.poll(TICK_S * 1000):
             if not os.read(beats, 64):
                 return True
-            heard = clock.now()
+            last_beat = clock.now()
     return False

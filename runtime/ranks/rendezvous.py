@@ -299,8 +299,8 @@ def _take(
             _send(peer, Ports([], words))
         return False
     if hello is None or hello.ranks != len(hosts) or hello.rank not in wanted:
-        said = str(hello)[:MOST_SHOWN]
-        log.warning("%s sent %s, which is not a missing rank", _name(peer), said)
+        shown = str(hello)[:MOST_SHOWN]
+        log.warning("%s sent %s, which is not a missing rank", _name(peer), shown)
         return False
     if not first and hello.port:
         raise ExecutorError(f"rank {hello.rank} connected again while all ranks were connecting")

@@ -24,25 +24,25 @@ class Directory:
     """The directory's state. `now`: a clock in seconds with any zero."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now, self._born = now, now()
-        self._heard: dict[str, tuple[str, float]] = {}
+        self._now, self._started = now, now()
+        self._replicas: dict[str, tuple[str, float]] = {}
         self._plan = NOTHING
 
-    def hear(self, name: str, url: str, plan: Noted) -> Noted:
+    def register(self, name: str, url: str, plan: Noted) -> Noted:
         """Records a heartbeat and the replica's plan; returns the newest known plan."""
-        self._heard[name] = (url, self._now())
+        self._replicas[name] = (url, self._now())
         self._plan = max(self._plan, plan, key=lambda noted: noted[0])
         return self._plan
 
     def drop(self, name: str) -> None:
-        self._heard.pop(name, None)
+        self._replicas.pop(name, None)
 
     def names(self) -> tuple[Rows, bool]:
         """(live replicas, whether a new directory may still lack some)."""
         now = self._now()
-        self._heard = {k: v for k, v in self._heard.items() if now - v[1] < LEASE_S}
-        rows = [(name, url) for name, (url, _) in self._heard.items()]
-        return rows, now - self._born < LEASE_S
+        self._replicas = {k: v for k, v in self._replicas.items() if now - v[1] < LEASE_S}
+        rows = [(name, url) for name, (url, _) in self._replicas.items()]
+        return rows, now - self._started < LEASE_S
 
     def plan(self) -> bytes:
         """The current plan's bytes; empty if none is placed or known yet."""

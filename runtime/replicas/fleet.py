@@ -78,7 +78,7 @@ class Fleet:
     def __init__(self, members: Members, upstream: Upstream, router: Router) -> None:
         self._members, self._upstream, self.router = members, upstream, router
         self.replicas: dict[str, Replica] = {}
-        self._blind = False  # `members` failed
+        self._listing_failed = False  # `members` failed
         self.leaving: dict[str, Replica] = {}  # no longer listed, with running requests
 
     @property
@@ -97,15 +97,15 @@ class Fleet:
         """One update of the list and of every replica's health."""
         try:
             self._set(await self._members())
-            if self._blind:
+            if self._listing_failed:
                 log.info("the list of replicas is available again")
-            self._blind = False
+            self._listing_failed = False
         except Exception as error:  # the directory may be unavailable for a while
-            if not self._blind:
+            if not self._listing_failed:
                 log.warning(
                     "the list of replicas is not available: %s: %s", type(error).__name__, error
                 )
-            self._blind = True
+            self._listing_failed = True
         self.leaving = {k: v for k, v in self.leaving.items() if v.flights}
         known = [*self.replicas.values(), *self.leaving.values()]
         for replica, found in zip(

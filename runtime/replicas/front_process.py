@@ -19,9 +19,8 @@ from spark_engine.runtime.replicas.upstream import Upstream
 from spark_engine.runtime.server.engine_client.heap import return_large_buffers, trimmed_heap
 from spark_engine.runtime.server.http.connections import (
     Connections,
-    connection_capacity,
-    raise_descriptor_limit,
 )
+from spark_engine.runtime.server.http.descriptors import connection_capacity, raise_descriptor_limit
 from spark_engine.runtime.server.http.guard import guard_of
 from spark_engine.runtime.server.http.tls import ServerTls
 from spark_engine.runtime.server.operation.keys import Keyring

@@ -29,7 +29,7 @@ HEALTH_S = 2.0  # between two health checks by Ray
 STARTS = 3  # failed starts of a replica after which the placement fails
 DRAIN_MORE_S = 15.0  # in addition to the server's drain
 REMOVE_MORE_S = 30.0  # in addition to that, until the replicas have ended or are killed
-TELL_S = 2.0  # time limit of the directory's answer, and heartbeat interval
+HEARTBEAT_S = 2.0  # time limit of the directory's answer, and heartbeat interval
 FRONTS_S = 2.5  # time until the fronts know that a replica leaves
 SCALE_UP_S, SCALE_DOWN_S, LOOK_BACK_S = 10.0, 300.0, 30.0
 STORE = 128 << 20  # bytes of Ray's object store, which is unused
@@ -49,14 +49,14 @@ class EngineReplica:
         child.wait(START_S)
         self._name = name = str(serve.get_replica_context().replica_id.unique_id)
 
-        def tell(plan: Noted) -> Noted:
+        def report(plan: Noted) -> Noted:
             if not child.health():
                 return plan
-            telling = _made().hear.remote(name, child.url, plan)
-            newest: Noted = ray.get(telling, timeout=TELL_S)
+            answer = _made().register.remote(name, child.url, plan)
+            newest: Noted = ray.get(answer, timeout=HEARTBEAT_S)
             return newest
 
-        self._telling = Heartbeat(tell, TELL_S)  # works without Ray's controller
+        self._heartbeat = Heartbeat(report, HEARTBEAT_S)  # works without Ray's controller
 
     def check_health(self) -> None:
         """Raises if the server has ended or is unresponsive. The server restarts its
@@ -75,10 +75,10 @@ class EngineReplica:
         child = getattr(self, "_child", None)
         if child is None:
             return
-        if telling := getattr(self, "_telling", None):
-            telling.stop(ANSWER_S + TELL_S)
+        if answer := getattr(self, "_telling", None):
+            answer.stop(ANSWER_S + HEARTBEAT_S)
             with contextlib.suppress(Exception):
-                ray.get(_found().drop.remote(self._name), timeout=TELL_S)
+                ray.get(_found().drop.remote(self._name), timeout=HEARTBEAT_S)
                 time.sleep(FRONTS_S)
         child.stop(self._drain_s + DRAIN_MORE_S / 2)
 
@@ -247,7 +247,7 @@ def remove() -> None:
         last.callback(_kill_directory)
         last.callback(_end_serve)
         with contextlib.suppress(Exception):
-            ray.get(_found().note.remote(b""), timeout=TELL_S)
+            ray.get(_found().note.remote(b""), timeout=HEARTBEAT_S)
         if APPLICATION not in serve.status().applications:
             return
         serve.delete(APPLICATION, _blocking=False)
@@ -275,7 +275,7 @@ def named() -> tuple[Rows, bool]:
         directory = _found()
     except ValueError:  # no replica has started the directory yet
         return (), True
-    rows: tuple[Rows, bool] = ray.get(directory.names.remote(), timeout=TELL_S)
+    rows: tuple[Rows, bool] = ray.get(directory.names.remote(), timeout=HEARTBEAT_S)
     return rows
 
 
@@ -285,7 +285,7 @@ def address_here() -> str:
 
 def _noted() -> ReplicaPlan | None:
     try:
-        data = ray.get(_found().plan.remote(), timeout=TELL_S)
+        data = ray.get(_found().plan.remote(), timeout=HEARTBEAT_S)
     except (ValueError, TimeoutError, ray.exceptions.RayError):
         return None
     return msgspec.json.decode(data, type=ReplicaPlan) if data else None

@@ -168,8 +168,8 @@ class _Text:
             if len(self._seen) > MOST_ALTERNATIVES:
                 raise _error(place, f"is one of more than {MOST_ALTERNATIVES} alternatives")
             place = self._place_of(schema, place)
-            said = self._root.types(plain)
-            if not said or "string" in said:
+            kinds = self._root.types(plain)
+            if not kinds or "string" in kinds:
                 yield from self._own(plain, place, left)
 
     def _own(

@@ -25,8 +25,8 @@ from spark_engine.errors import EngineError, RequestError
 from spark_engine.runtime.text.image_parts import Marks
 from spark_engine.runtime.text.messages import Message, normalise
 from spark_engine.runtime.text.reply_formats import ReasoningFormat
+from spark_engine.runtime.text.thinking import RESERVED
 
-RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _HERE = "\u2063answer-goes-on-here\u2063"  # marks the end of a continued message during rendering
 

@@ -139,8 +139,8 @@ def _message(where: str, given: Mapping[str, Any]) -> Message:
 def _answer(given: Mapping[str, Any], content: Any) -> Message:
     parts = content if isinstance(content, list) else []
     thoughts = [thought_of(part) for part in parts if kind_of(part) in THOUGHTS]
-    said = [part for part in parts if kind_of(part) not in THOUGHTS] if parts else content
-    made = {**given, "role": "assistant", "content": text_of(said)}
+    visible = [part for part in parts if kind_of(part) not in THOUGHTS] if parts else content
+    made = {**given, "role": "assistant", "content": text_of(visible)}
     if not made["content"] and isinstance(given.get("refusal"), str):
         made["content"] = given["refusal"]
     own = made.pop("reasoning", None)

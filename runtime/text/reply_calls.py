@@ -270,8 +270,8 @@ class _Value:
 
     def pass_on(self) -> None:
         """Emits the certain part."""
-        text = "".join(self.open.said)
-        self.open.said.clear()
+        text = "".join(self.open.certain)
+        self.open.certain.clear()
         if not text:
             return
         if self._is_text:

@@ -47,14 +47,14 @@ class _Verdict(enum.Enum):
 
 
 class OpenValue:
-    """One value. `said`: the certain text, for the caller to remove. `leads`: a newline at its
+    """One value. `certain`: the certain text, for the caller to remove. `leads`: a newline at its
     start belongs to the format; `may_follow`: whether a parameter of this name may follow; `tools`:
     names of functions."""
 
     def __init__(
         self, leads: bool, may_follow: Callable[[str], bool], tools: Collection[str]
     ) -> None:
-        self.said: list[str] = []
+        self.certain: list[str] = []
         self._leads, self._may_follow, self._tools = leads, may_follow, tools
         self._newline = False  # held back: the last newline belongs to the format
         self._blank = True  # of the line so far
@@ -88,7 +88,7 @@ class OpenValue:
         for lexeme in self._release():
             self._say(lexeme.text)
         if self._newline:
-            self.said.append("\n")
+            self.certain.append("\n")
         return None
 
     def _decide(self, last: bool) -> Sequence[Lexeme] | None:
@@ -194,4 +194,4 @@ class OpenValue:
         text = "\n" * self._newline + text
         self._newline = text.endswith("\n")
         if text := text.removesuffix("\n"):
-            self.said.append(text)
+            self.certain.append(text)

@@ -96,13 +96,13 @@ class Root:
         kind = schema.get("type")
         names = [kind] if isinstance(kind, str) else as_list(kind)
         values = [schema["const"]] if "const" in schema else as_list(schema.get("enum"))
-        said = [frozenset(k for k in names if isinstance(k, str)), frozenset(map(type_of, values))]
+        sets = [frozenset(k for k in names if isinstance(k, str)), frozenset(map(type_of, values))]
         for name in ALTERNATIVES:
             parts = [self._types[id(part)] for part in self._parts(schema, name)]
-            said += parts if name == "allOf" else [frozenset().union(*parts)]
-        said = [types for types in said if types]
-        common = reduce(frozenset.intersection, said) if said else frozenset()
-        return _or_null(schema, common or frozenset().union(*said))
+            sets += parts if name == "allOf" else [frozenset().union(*parts)]
+        sets = [types for types in sets if types]
+        common = reduce(frozenset.intersection, sets) if sets else frozenset()
+        return _or_null(schema, common or frozenset().union(*sets))
 
     def _find(self, where: str) -> Any:
         base, _, inner = where.partition("#")

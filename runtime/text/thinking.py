@@ -51,6 +51,8 @@ BUDGETS = (
 SWITCHES = ("enable_thinking", "enableThinking", "think")
 MOST_BUDGET = 2**31 - 1  # a larger one is no limit: no engine holds as many tokens
 # Fields of a request's body that `of` reads.
+# Names that a chat template gets from the request.
+RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 FIELDS = (*SWITCHES, *("thinking", "reasoning", "reasoning_effort", "include_reasoning"), *BUDGETS)
 _IN_KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "thinking_budget")
 _LEVELS = ("minimal", "low", "medium", "high", "xhigh", "max")  # efforts, ascending
@@ -86,24 +88,26 @@ class Thinking:
 
         Raises RequestError; its `param` is the field that is malformed or contradicts another.
         """
-        said = _Said.of(fields, kwargs)
+        asked = _Asked.of(fields, kwargs)
         default = dict(server or {})
-        if said.effort is not None or (said.enabled and default.get("reasoning_effort") == "none"):
+        if asked.effort is not None or (
+            asked.enabled and default.get("reasoning_effort") == "none"
+        ):
             default.pop("reasoning_effort", None)
-        own = _Said.of({}, default)
-        enabled = own.enabled if said.enabled is None else said.enabled
+        own = _Asked.of({}, default)
+        enabled = own.enabled if asked.enabled is None else asked.enabled
         # a template's budget of 0 means off, which a request's "on" overrides
         last = None if enabled and own.budget == 0 else own.budget
-        limit = next((v for v in (said.budget, budget, last) if v is not None), UNLIMITED)
+        limit = next((v for v in (asked.budget, budget, last) if v is not None), UNLIMITED)
         options = {**default, **(kwargs or {})}
         if enabled is not None:
             options["enable_thinking"] = enabled
             options |= {"thinking": enabled} if isinstance(options.get("thinking"), bool) else {}
-        effort = nearest(said.effort or own.effort, accepted)
+        effort = nearest(asked.effort or own.effort, accepted)
         options.pop("reasoning_effort", None)
         options |= {} if effort is None else {"reasoning_effort": effort}
         unlimited = not 0 <= limit <= MOST_BUDGET or enabled is False
-        return cls(enabled, None if unlimited else limit, options, said.shown)
+        return cls(enabled, None if unlimited else limit, options, asked.shown)
 
     def bind(
         self,
@@ -149,16 +153,16 @@ def nearest(effort: str | None, accepted: Collection[str]) -> str | None:
     return min(reversed(known), key=lambda level: abs(_LEVELS.index(level) - place))
 
 
-class _Said:
+class _Asked:
     @classmethod
-    def of(cls, fields: Mapping[str, Any], kwargs: Mapping[str, Any] | None) -> _Said:
+    def of(cls, fields: Mapping[str, Any], kwargs: Mapping[str, Any] | None) -> _Asked:
         """Raises RequestError for a malformed field."""
-        said = cls()
+        asked = cls()
         for name in FIELDS:
-            said.take(name, name, fields.get(name))
+            asked.take(name, name, fields.get(name))
         for name in _IN_KWARGS:
-            said.take(name, f"chat_template_kwargs.{name}", (kwargs or {}).get(name))
-        return said
+            asked.take(name, f"chat_template_kwargs.{name}", (kwargs or {}).get(name))
+        return asked
 
     def __init__(self) -> None:
         self.shown = True
@@ -256,14 +260,14 @@ class _Said:
             self._switches.append((place, on))
 
 
-def _agreed(said: Sequence[tuple[str, T]]) -> T | None:
+def _agreed(asked: Sequence[tuple[str, T]]) -> T | None:
     """The one value; None if none is set."""
-    for place, value in said:
-        first, wanted = said[0]
+    for place, value in asked:
+        first, wanted = asked[0]
         if value != wanted:
             words = f"{first} ({wanted}) and {place} ({value}) contradict each other: send only one"
             raise _error(place, words)
-    return said[0][1] if said else None
+    return asked[0][1] if asked else None
 
 
 def _flag(place: str, value: Any) -> bool:

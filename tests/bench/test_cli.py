@@ -228,7 +228,7 @@ def test_a_server_that_does_not_answer_is_named(engine: Path, tmp_path: Path) ->
     for words, said in (
         (("http://127.0.0.1:9",), "http://127.0.0.1:9/v1/models does not answer"),
         ((tmp_path / "none",), "there is no engine folder"),
-        ((engine, "--", "--port", "x"), "the server did not start, it ended with 2"),
+        ((engine, "--", "--port", "x"), "the server ended with exit code 2 before it was ready"),
     ):
         done = _run(*words)
         assert done.exit_code == 2 and said in done.stderr.splitlines()[-1], done.stderr

@@ -164,10 +164,10 @@ def test_help_names_every_target_and_card(name: str) -> None:
     "words",
     [
         f"up to {budget.MAX_CONTEXT} on a GPU and {CPU_MAX_CONTEXT} on a CPU",
-        f"up to {budget.MAX_SEQS} on a GPU, as their states fit, and {CPU_MAX_SEQS} on a CPU",
+        f"{budget.MAX_SEQS} on a GPU (fewer if their states do not fit), and {CPU_MAX_SEQS} on a",
         "by default 64,256 on a CPU, 64,128,256,512,1024 on a GPU",
         "by default 8 on a GPU or with drafts, else 0",
-        "bf16; auto: the checkpoint's, else f32; f16 if the card's memory is slow (GB10).",
+        "bf16; auto: f16 if the card's memory is slow (GB10), else the checkpoint's, else f32.",
     ],
 )
 def test_help_says_what_is_taken_by_default(words: str) -> None:

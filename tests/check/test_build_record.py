@@ -15,7 +15,7 @@ from spark_engine.builder import record_process
 from spark_engine.builder.plan.options import Options
 from spark_engine.builder.record_process import recorded
 from spark_engine.check import build_record as module
-from spark_engine.check.build_record import SAID, SHORT, greedy, main, name_of
+from spark_engine.check.build_record import GENERATED, SHORT, greedy, main, name_of
 from spark_engine.engine_file import MANIFEST, read_manifest
 from spark_engine.interface import Limits
 from spark_engine.manifest import Greedy
@@ -33,14 +33,14 @@ SMALL = Options(decode=(1,), prefill=(64, 128), max_context=128, max_seqs=3, kv_
 
 
 def _said(loaded: Loaded) -> dict[str, dict[int, list[int]]]:
-    speaker = module._GreedyRun(loaded)
-    return {name_of(key): speaker.say(*key) for key in sorted(loaded.executors)}
+    run = module._GreedyRun(loaded)
+    return {name_of(key): run.generate(*key) for key in sorted(loaded.executors)}
 
 
 def _by_the_loop(limits: Limits, prompt: Sequence[int]) -> list[int]:
     """What an engine of the same model answers; what ends a request is not asked for."""
     engine = Engine(build_fake(limits, (1,), (8,)))
-    params = SamplingParams(temperature=0, max_tokens=SAID, seed=0, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=GENERATED, seed=0, ignore_eos=True)
     engine.submit(Request(tuple(prompt), params))
     events = []
     while not engine.idle:
@@ -73,7 +73,7 @@ def test_a_record_names_the_machine_and_sums_the_tokens() -> None:
     record, said = greedy(loaded), _said(loaded)
     assert "onnxruntime" in record.machine and greedy(loaded) == record
     flat = [token for slot in range(4) for token in said["decode_b4"][slot]]
-    assert len(flat) == 4 * SAID
+    assert len(flat) == 4 * GENERATED
     data = np.array(flat, "<i4").tobytes()
     assert record.md5["decode_b4"] == hashlib.md5(data).hexdigest()
 
@@ -104,7 +104,7 @@ def test_another_token_in_one_bucket_is_another_sum() -> None:
 def test_few_pages_and_a_short_context(pages: int) -> None:
     said = _said(build_fake(replace(LIMITS, pages=pages), *BUCKETS))
     assert [len(said[f"decode_b{n}"]) for n in BUCKETS[0]] == [1, min(4, pages), min(6, pages)]
-    short = _said(build_fake(replace(LIMITS, max_context=SAID + 1), *BUCKETS))
+    short = _said(build_fake(replace(LIMITS, max_context=GENERATED + 1), *BUCKETS))
     assert set(map(len, short.values())) == {0}, "no text fits"
 
 

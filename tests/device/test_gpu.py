@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +218,27 @@ def test_rows_pages_and_counts_are_copied_on_the_device(gpu: Any) -> None:
 
 @pytest.mark.gpu
 @on_gpu[1]
+def test_between_marks_of_a_graph_is_no_time_of_the_host(gpu: Any) -> None:
+    with closing(DeviceResources(gpu)) as held:
+        first, last = held.event(timed=True), held.event(timed=True)
+        memory = held.memory(1 << 28)
+
+        def record() -> None:
+            gpu.mark(first)
+            gpu.fill(memory, 7, 1 << 28)
+            gpu.mark(last)
+
+        graph, times = held.graph(record), []
+        for pause in (0.05, 0, 0, 0.05):
+            time.sleep(pause)
+            gpu.replay(graph)
+            gpu.wait()
+            times.append(gpu.milliseconds(first, last))
+    assert 0.01 < min(times[1:]) and max(times) < 20, "256 MiB; the pauses are 50 ms"
+
+
+@pytest.mark.gpu
+@on_gpu[1]
 def test_too_much_memory_is_the_machines_limit_and_no_bug(gpu: Any) -> None:
     with pytest.raises(CapacityError, match="OUT_OF_MEMORY.*--max-context"):
         gpu.allocate(1 << 45)
@@ -237,6 +260,7 @@ def test_a_kernel_that_leaves_its_memory_is_named_with_the_remedy(tmp_path: Path
 
 WILD = """
 import sys
+import time
 from pathlib import Path
 from spark_engine.errors import ExecutorError
 from spark_engine.kernel import Launch, Pointer

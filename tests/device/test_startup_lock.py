@@ -95,9 +95,9 @@ def test_a_long_wait_is_said_again_and_again(maps: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: at[0], sleep=sleep))
     with holder(maps, 60.0), pytest.raises(CapacityError):
-        with startup_lock(True, said.append, limit=3.5 * module.SAID, maps=maps):
+        with startup_lock(True, said.append, limit=3.5 * module.REPORT_S, maps=maps):
             raise AssertionError("it is the other's turn")
-    assert len(said) == 4 and module.SAID < group.QUIET_S
+    assert len(said) == 4 and module.REPORT_S < group.QUIET_S
 
 
 def test_a_file_that_cannot_be_locked_stops_no_engine(maps: Path, tmp_path: Path) -> None:

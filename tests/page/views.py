@@ -273,4 +273,4 @@ def test_the_keyboard_alone_is_enough(page: Any) -> None:
         seen.add(page.evaluate(f"{here}.getAttribute('aria-label') ?? {here}.id"))
         assert page.evaluate(f"{here}.checkVisibility()")
     assert {"Copy", "Regenerate", "Edit", "composer-text", "open-settings", "new"} <= seen
-    assert "the answer is complete" in page.inner_text("#said").lower()
+    assert "the answer is complete" in page.inner_text("#spoken").lower()

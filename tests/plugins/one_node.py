@@ -52,7 +52,7 @@ def result_names(op: Op, attrs: Attrs, count: int) -> list[str]:
 
 
 def constants(op: Op, attrs: Attrs) -> list[str]:
-    """The operands that are weights in every engine; all others are written anew each step."""
+    """The operands that are weights in every engine; all others are written again each step."""
     return [o.name for o in op.given(attrs) if o.constant]
 
 

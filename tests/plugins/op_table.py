@@ -1,6 +1,6 @@
 """The table of ops in docs/graph.md, written from what the ops declare.
 
-.venv/bin/python -m tests.plugins.op_table      writes it anew
+.venv/bin/python -m tests.plugins.op_table      writes it again
 """
 
 from collections.abc import Iterable

@@ -25,7 +25,7 @@ from spark_engine.runtime.cli.options import config_file
 from spark_engine.runtime.cli.options.run_options import OF_FILE, OPTIONS
 from spark_engine.runtime.replicas.fleet import listed
 from spark_engine.runtime.server.engine_client.ipc import Stats
-from spark_engine.runtime.server.http.connections import MOST_DESCRIPTORS
+from spark_engine.runtime.server.http.descriptors import MOST_DESCRIPTORS
 from spark_engine.runtime.server.http.routes import ROUTES
 from spark_engine.runtime.server.operation.keys import read_keys
 from spark_engine.runtime.server.operation.metrics import Metrics, Stopwatch

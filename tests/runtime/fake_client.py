@@ -10,6 +10,7 @@ from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server.api.answers import Json, Reply
 from spark_engine.runtime.server.engine_client.client import Mailbox
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo, Stats
+from spark_engine.runtime.server.prompts.chat_options import ChatOptions
 from spark_engine.runtime.server.prompts.contract import (
     Blobs,
     Fetched,
@@ -20,7 +21,6 @@ from spark_engine.runtime.server.prompts.contract import (
     decode_result,
     encode,
 )
-from spark_engine.runtime.server.prompts.conversation import ChatOptions
 from spark_engine.runtime.server.prompts.handler import Handler
 from spark_engine.runtime.server.replies import chat, completions
 from spark_engine.runtime.server.service.service import Service

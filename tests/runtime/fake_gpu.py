@@ -40,7 +40,7 @@ class FakeGpu:
     those that make or queue something, that raises."""
 
     free_bytes, total_bytes, integrated = 1 << 30, 4 << 20, False
-    shared_by_mps = False
+    shared_by_mps, registers = False, True
     multiprocessors = 132
     per_multiprocessor = 1  # blocks, of any kernel
 
@@ -220,6 +220,14 @@ class FakeGpu:
         assert stream is None or stream in self._streams
         self._make("record")
         self._add(event)
+
+    def mark(self, event: Event) -> None:
+        assert event in self._events and self.recording is not None
+        self._make("mark")
+        self.recording.append(lambda: self.reached(event))
+
+    def reached(self, event: Event) -> None:
+        """A replay is at an event that is a part of its graph."""
 
     def wait_for(self, event: Event) -> None:
         assert event in self._events

@@ -40,7 +40,7 @@ def sizes(node: Node) -> Sizes:
 
 
 def grouped_sizes(node: Node) -> Sizes:
-    """`sizes` with groups of at most COLUMNS query heads as kv heads: each reads its keys anew."""
+    """`sizes` with groups of at most COLUMNS query heads as kv heads: each reads its keys again."""
     s = sizes(node)
     parts = next(n for n in range(1, s.group + 1) if s.group % n == 0 and s.group // n <= COLUMNS)
     return replace(s, kv_heads=parts * s.kv_heads)

@@ -1,6 +1,6 @@
 """The CUDA side of `nvfp4_linear_a4`: FP4 matrix instructions, emulated where there are none.
 
-Codes count by bytes: the packed weight is `weight_layout`'s of bytes, and `stream_k_gemm`'s k is a
+Codes count by bytes: the packed weight is `linear_layout`'s of bytes, and `stream_k_gemm`'s k is a
 row's bytes. Few rows have a separate kernel over the same layout.
 """
 
@@ -72,7 +72,7 @@ def _wide(spec: TensorSpec, k_each: int) -> TensorSpec:
 
 
 def _pack_codes(attrs: Attrs, w: Array) -> Array:
-    """`weight_layout`'s bytes: register 2h + r of lane 4g + t is row g + 8r, k 32h + 8t."""
+    """`linear_layout`'s bytes: register 2h + r of lane 4g + t is row g + 8r, k 32h + 8t."""
     if not _packs(len(w), 2 * w.shape[1]):
         return w
     return wt.pack_bytes(w.view(np.uint8)).view(w.dtype)

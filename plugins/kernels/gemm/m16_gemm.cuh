@@ -79,7 +79,7 @@ DEVICE void m16_gemm(const F& f, void* y, int m, int n, int slabs, const Finish&
 #pragma unroll
       for (int j = 0; j < NJ; ++j) x[j] = f.inputs(m0 + j * 8, u, u < slabs);
 #pragma unroll
-      for (int s = 0; s < BLOCK_TILES; ++s) {  // one after another, lest both are dequantised
+      for (int s = 0; s < BLOCK_TILES; ++s) {  // in turn, so that not both are dequantised
 #pragma unroll
         for (int j = 0; j < NJ; ++j)
           F::multiply((float (&)[4])sums[(s * NJ + j) * 4], w[d][s], x[j]);

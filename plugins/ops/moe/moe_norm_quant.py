@@ -68,8 +68,8 @@ def parts(attrs: Attrs) -> Chain:
 
 def tolerance(attrs: Attrs) -> Tolerance:
     """The rounding of grouped_moe, then codes of it: numpy with that one rounding has 4.4 % of the
-    codes of a case elsewhere, those near zero by many steps. test_cuda_moe holds the bits against
-    those of grouped_moe and norm_quant."""
+    codes of a case elsewhere, those near zero by many steps. tests/plugins/moe compares the bits
+    with those of grouped_moe and norm_quant."""
     return Tolerance(element=2.0**-5, codes=0.05, blur=2.0**-7)
 
 

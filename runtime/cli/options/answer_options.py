@@ -13,10 +13,9 @@ from spark_engine.errors import OptionError
 from spark_engine.runtime.cli.options.option import CHATS, FILE, ONE, SERVING, Group, Mode, table
 from spark_engine.runtime.engine.request import MOST_IMAGES
 from spark_engine.runtime.server.api.common import Body
-from spark_engine.runtime.server.prompts.conversation import ChatOptions
-from spark_engine.runtime.text.chat import RESERVED
+from spark_engine.runtime.server.prompts.chat_options import ChatOptions
 from spark_engine.runtime.text.reply_formats import AUTO, REASONING, TOOLS
-from spark_engine.runtime.text.thinking import EFFORTS
+from spark_engine.runtime.text.thinking import EFFORTS, RESERVED
 
 CHATTING = frozenset(Mode) - {Mode.PROMPT, Mode.PROMPT_IDS}
 SEEING = frozenset(Mode) - {Mode.PROMPT_IDS}
@@ -66,9 +65,11 @@ ANSWER = (
     _answer("--temperature", "0 takes the likeliest token.", float),
     _answer("--top-p", "Sample from the likeliest tokens with this total probability.", float),
     _answer("--top-k", "Sample from this many of the likeliest tokens.", int),
-    _answer("--min-p", "Sample from tokens above this share of the top probability.", float),
-    _answer("--presence-penalty", "Added against each token that was generated, -2 to 2.", float),
-    _answer("--frequency-penalty", "The same, times how often it was generated.", float),
+    _answer("--min-p", "Sample from tokens above this share of the highest probability.", float),
+    _answer(
+        "--presence-penalty", "Lowers the score of each token that was generated; -2 to 2.", float
+    ),
+    _answer("--frequency-penalty", "The same, times how often the token was generated.", float),
     _answer(
         "--repetition-penalty",
         "Divides the score of each token of prompt and answer; 1 is off.",
@@ -132,7 +133,7 @@ CHAT = (
     ),
     _chat(
         "--max-images",
-        "Images of a request; in a longer history the oldest become notes. 0: read none.",
+        "Most images of a request; notes replace the oldest of a longer chat. 0: read none.",
         click.IntRange(0, MOST_IMAGES),
         metavar="N",
         modes=SEEING,

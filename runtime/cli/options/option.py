@@ -152,10 +152,10 @@ class Option:
             multiple=many,
             metavar=self.metavar,
             envvar=self.envvar,
-            show_default=self.said(default),
+            show_default=self.is_given(default),
         )
 
-    def said(self, value: Any) -> bool:
+    def is_given(self, value: Any) -> bool:
         """True if the value was given; 0 was."""
         return not (value is None or value is False or value == ())
 

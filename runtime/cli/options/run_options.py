@@ -33,7 +33,7 @@ from spark_engine.runtime.engine.policy.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.server.http.host_names import allowed_hosts
 from spark_engine.runtime.server.process.options import ServerOptions
-from spark_engine.runtime.server.prompts.conversation import ChatOptions
+from spark_engine.runtime.server.prompts.chat_options import ChatOptions
 
 GIB, MOST_GIB = 1 << 30, 1 << 20
 _ORIGIN = re.compile(r"https?://[^/\s:]+(:\d+)?|https?://\[[0-9a-fA-F:]+\](:\d+)?")
@@ -95,14 +95,14 @@ ENGINE = (
     ),
     _pace(
         "--policy",
-        "Chunked prefill during decode: short inter-token latency (ITL), or throughput.",
+        "Prefill during decode: latency keeps the time between tokens short, throughput none.",
         click.Choice([pace.value for pace in Pace]),
         field="pace",
         turn=Pace,
     ),
     _pace(
         "--itl-ms",
-        "Milliseconds at most of a step that decodes and prefills; by default --policy decides.",
+        "Most milliseconds of a step that decodes and prefills; by default --policy decides.",
         float,
         metavar="T",
     ),
@@ -116,13 +116,13 @@ ENGINE = (
     ),
     _engine(
         "--cache-dir",
-        "A folder that keeps the prefix cache over a restart; for one server at a time.",
+        "Keep the prefix cache in this folder, for the next start; one server at a time.",
         DIRECTORY,
         modes=SERVING,
     ),
     _engine(
         "--cache-dir-gib",
-        "GiB of files in it; by default 32.",
+        "Most GiB of files in --cache-dir; by default 32.",
         click.FloatRange(0, MOST_GIB, min_open=True),
         field="cache_dir_bytes",
         metavar="G",
@@ -132,7 +132,7 @@ ENGINE = (
     ),
     _engine(
         "--host-gib",
-        "GiB that stay with the host where a GPU shares its memory (a DGX Spark); by default 10.",
+        "GiB left to the host if the GPU shares its memory (a DGX Spark); by default 10.",
         Finite(0, MOST_GIB),
         field="host_bytes",
         metavar="G",
@@ -147,7 +147,7 @@ MEASURING = (
     ),
     _measure(
         "--fixed-drafts",
-        "Verify the number of --drafts in every round, even if few are kept.",
+        "Verify --drafts tokens in every round, even if few are kept.",
         bool,
         needs=("--drafts", "which says how many"),
     ),
@@ -212,7 +212,7 @@ SERVER = (
     ),
     _server(
         "--models-gib",
-        "GiB that the loaded engines of several models may plan together; by default what is free.",
+        "GiB that the loaded engines of several models may take; by default what is free.",
         Finite(0, MOST_GIB, min_open=True),
         "models_bytes",
         metavar="G",
@@ -296,7 +296,7 @@ def settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a request that were given, and their values."""
     made = {}
     for row in OPTIONS:
-        if row.fills is not None and row.fills[0] is Body and row.said(values[row.name]):
+        if row.fills is not None and row.fills[0] is Body and row.is_given(values[row.name]):
             value = values[row.name]
             made[row.fills[1]] = value if row.turn is None else row.turn(value)
     return made

@@ -37,8 +37,8 @@ class TerminalChat:
 
     def run(self) -> None:
         """Runs until the input ends, or /exit. Raises InternalError if the engine fails."""
-        talk = self._conversation
-        self._screen.note(WELCOME.format(model=talk.model, context=talk.context))
+        conversation = self._conversation
+        self._screen.note(WELCOME.format(model=conversation.model, context=conversation.context))
         while True:
             try:
                 line = self._keyboard.read()
@@ -54,12 +54,12 @@ class TerminalChat:
             return Next.ASK
         try:
             if line.startswith(MARK) and not line.startswith(2 * MARK):
-                said = terminal_commands.run(line, self._conversation)
-                if said.text:
-                    self._screen.note(said.text)
-                if said.next is Next.ANSWER:
+                outcome = terminal_commands.run(line, self._conversation)
+                if outcome.text:
+                    self._screen.note(outcome.text)
+                if outcome.next is Next.ANSWER:
                     self._answer()
-                return said.next
+                return outcome.next
             self._say(line.removeprefix(MARK) if line.startswith(MARK) else line)
         except UserError as error:
             self._screen.error(str(error))
@@ -75,17 +75,18 @@ class TerminalChat:
             raise
 
     def _answer(self) -> None:
-        talk = self._conversation
+        conversation = self._conversation
         with _interrupts() as stopped:
-            prompt, images = self._session.prompt(talk.prompt(), talk.thinking)
-            answer = self._session.start(prompt, Body(**talk.settings), chat=True, images=images)
+            prompt, images = self._session.prompt(conversation.prompt(), conversation.thinking)
+            body = Body(**conversation.settings)
+            answer = self._session.start(prompt, body, chat=True, images=images)
             parts = self._show(answer, stopped)
-        talk.reply(parts)
-        talk.totals.add(answer)
-        talk.used = len(answer.prompt) + len(answer.events)
+        conversation.reply(parts)
+        conversation.totals.add(answer)
+        conversation.used = len(answer.prompt) + len(answer.events)
         self._screen.note(figures(answer))
-        if talk.used >= talk.context:
-            self._screen.note(f"the context of {talk.context:,} tokens is full: /new begins again")
+        if conversation.used >= conversation.context:
+            self._screen.note(f"all {conversation.context:,} tokens are used: /new starts again")
 
     def _show(self, answer: Answer, stopped: Callable[[], bool]) -> Mapping[Kind, str]:
         parts, screen = dict.fromkeys(Kind, ""), self._screen

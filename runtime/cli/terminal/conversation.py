@@ -94,7 +94,7 @@ class ChatHistory:
     def take_back_answer(self) -> None:
         """Removes the last answer, so that it can be generated again. Raises RequestError."""
         if not self.messages:
-            raise RequestError("nothing was asked yet")
+            raise RequestError("no message was sent yet: send one first")
         if self.messages[-1]["role"] == "assistant":
             self.messages.pop()
 
@@ -115,7 +115,7 @@ class ChatHistory:
         It replaces no file except the one that this chat was last saved to or loaded from.
         """
         if path.exists() and path != self.file:
-            raise OptionError(f"{path} is there already: name another file")
+            raise OptionError(f"{path} exists already: name another file")
         row = {"model": self.model, "messages": self.prompt(), **self.settings}
         row["chat_template_kwargs"] = {"enable_thinking": self.thinking}
         try:

@@ -20,7 +20,8 @@ from spark_engine.runtime.server.api.answers import FINISH, usage
 from spark_engine.runtime.server.api.common import Body, Defaults, capacity_after, check, sampling
 from spark_engine.runtime.server.engine_client import engine_folder
 from spark_engine.runtime.server.engine_client.ipc import Stats, summarise
-from spark_engine.runtime.server.prompts.conversation import ChatOptions, ChatReader
+from spark_engine.runtime.server.prompts.chat_options import ChatOptions
+from spark_engine.runtime.server.prompts.conversation import ChatReader
 from spark_engine.runtime.server.prompts.preparer import image_reader, reserve
 from spark_engine.runtime.server.prompts.text_files import grammars_of, read_text
 from spark_engine.runtime.text.image_parts import Marks

@@ -70,7 +70,7 @@ class DiskCache:
         self._recurrent = [info for info in states if info.unit == SEQUENCE]
         self.reader = PrefixReader(folder, self._names, prefix, pages, store, states)
         prefix.ended = deque(maxlen=ENDED)
-        prefix.spoilt = deque(maxlen=ENDED)
+        prefix.rejected = deque(maxlen=ENDED)
         self._load: Work | None = None
         self._for = FIRST  # the request that it is for
         self._save: Work | None = None
@@ -80,7 +80,7 @@ class DiskCache:
     @property
     def busy(self) -> bool:
         """True if something is to be copied."""
-        return self._saves or bool(self.waiting or self._recent or self._prefix.spoilt)
+        return self._saves or bool(self.waiting or self._recent or self._prefix.rejected)
 
     @property
     def _saves(self) -> bool:
@@ -124,8 +124,8 @@ class DiskCache:
                 ready += (seq for seq in self._read_some() if seq not in ready)
             self._done = time.monotonic()
             self._took = self._done - start
-        while self._prefix.spoilt:
-            for node in self._prefix.spoilt.pop().node.path():
+        while self._prefix.rejected:
+            for node in self._prefix.rejected.pop().node.path():
                 at = self._names.digest(node)
                 self.folder.discard([page_file(at), *(n for _, n in self.folder.states_at(at))])
         for seq in ready:

@@ -93,15 +93,15 @@ class Admission:
                 elif not (yield from self._try(new, step)):
                     return
                 elif new.status is Status.RUNNING:
-                    insort(launch.lefts, self._prefix.tiles_left(new))
+                    insort(launch.remaining, self._prefix.tiles_left(new))
 
     def _launch(self, priority: int, tiles: int) -> PrefillLaunch:
         """The next prefill launch, as requests of one priority see it."""
         started = [s for s in self._running if s.launched < s.prefill_end]
         above = [s for s in started if s.request.priority >= priority]
-        lefts = sorted(map(self._prefix.tiles_left, above))
+        remaining = sorted(map(self._prefix.tiles_left, above))
         started = [s for s in started if s.request.priority == priority]
-        return PrefillLaunch(tiles, started, lefts, self._open_most)
+        return PrefillLaunch(tiles, started, remaining, self._open_most)
 
     def _try(self, seq: Sequence, step: _Step) -> Generator[Admit, None, bool]:
         """Admits `seq`, or reserves space while it waits for another; False where there is no

@@ -36,7 +36,7 @@ class ImageRows:
         wanted = {i.digest for i in images}
         if all(self._take(image, wanted.union(kept)) for image in new):
             return new
-        # what is in use leaves no gap that is large enough: all anew
+        # no gap between those in use is large enough: all are placed again
         new = [*{i.digest: i for i in images if i.digest not in kept}.values()]
         for digest in [d for d in self._spans if d not in kept]:
             del self._spans[digest]

@@ -40,7 +40,7 @@ class PrefillLaunch:
 
     most: int
     started: list[Sequence]
-    lefts: list[int]
+    remaining: list[int]
     open_most: int
     last: bool = False
 
@@ -111,7 +111,7 @@ class PriorityLine:
         self._sizes: list[tuple[Key, str]] = []
         self._ahead: list[tuple[Key, str]] = []  # moved here from _sizes
         self._count = 0
-        self._lends = False  # the last slot may go to one that overtakes the turn
+        self._may_overtake = False  # the last slot may go to one that overtakes the turn
 
     def __len__(self) -> int:
         return self._count
@@ -206,19 +206,19 @@ class PriorityLine:
         turn = self.find_turn(launch.started)
         due = turn is not None and self.debt >= _limit(turn)
         if turn is not None and turn in self:
-            seq = turn if due or (launch.last and not self._lends) else seq
+            seq = turn if due or (launch.last and not self._may_overtake) else seq
         elif turn is not None and due:
             before = min(self._tiles_left(turn), (most + 1) // 2)
         if not (due and seq is turn):
-            before += sum(left for left in launch.lefts if left <= seq.tiles)
-        unfinished = sum(done > most for done in accumulate(launch.lefts))
+            before += sum(left for left in launch.remaining if left <= seq.tiles)
+        unfinished = sum(done > most for done in accumulate(launch.remaining))
         if before >= most or (before + seq.tiles > most and unfinished >= launch.open_most):
             return None
         return seq
 
     def takes_the_last_slot(self, seq: Sequence) -> None:
         if self.turn is not None and self.turn in self:
-            self._lends = seq is self.turn and self.shortest() is not seq
+            self._may_overtake = seq is self.turn and self.shortest() is not seq
 
     def _note_tiles(self, seq: Sequence, count: int) -> None:
         """The turn's own tiles reduce its debt, and that of its owner's requests."""

@@ -68,7 +68,7 @@ class PrefixAdmission:
         self.copied: list[int] = []  # pages in no table that a planned launch reads
         # What ended requests left, and resumed from where that was wrong: for copies on a disk.
         self.ended: deque[tuple[PageNode | None, CachedState | None]] = deque(maxlen=0)
-        self.spoilt: deque[CachedState] = deque(maxlen=0)
+        self.rejected: deque[CachedState] = deque(maxlen=0)
         self._uses: dict[int, PrefixUse] = {}  # by sequence id
         self._pages = pages
         self._last: tuple[tuple[int, int, int], Hit] | None = None
@@ -117,7 +117,7 @@ class PrefixAdmission:
         found, best = None, hit.position + self.sizes.page_size - 1
         for leader in running:
             if leader.prefilling and leader.request.priority >= seq.request.priority:
-                end = self._parting(leader, seq)
+                end = self._divergence(leader, seq)
                 if end > max(leader.launched, best):
                     found, best = leader, end
         return found, best
@@ -196,11 +196,11 @@ class PrefixAdmission:
         wanted = set(seq.request.marks or (seq.prompt_len - 1,))
         wanted.add(hit.kv_position)
         wanted.update(range(first - first % EVERY + EVERY, last, EVERY))
-        wanted.update(self._parting(seq, other) for other in waiting.oldest(LOOK))
+        wanted.update(self._divergence(seq, other) for other in waiting.oldest(LOOK))
         ends = {self._tile_end(hit.position, min(position, last)) for position in wanted}
         return sorted(end for end in ends if end >= first)
 
-    def _parting(self, leader: Sequence, seq: Sequence) -> int:
+    def _divergence(self, leader: Sequence, seq: Sequence) -> int:
         """The last end of a tile of the leader's from which `seq` can resume."""
         ahead = self._uses[leader.id]
         a, b = ahead.names, self._uses[seq.id].names
@@ -257,7 +257,7 @@ class PrefixAdmission:
             return None
         if not sound:
             self.cache.forget(use.node, seq.id, use.resumed_from, seq.request.salt)
-            self.spoilt.extend([use.resumed_from] if use.resumed_from else [])
+            self.rejected.extend([use.resumed_from] if use.resumed_from else [])
         elif reason is not FinishReason.ERROR and not seq.prefilling:
             if not self.sizes.invariant:
                 self._keep_generated(seq, use, in_flight)

@@ -37,12 +37,12 @@ def unknown_model(name: str, names: Sequence[str]) -> UnknownModel:
     return UnknownModel(words, "model", "model_not_found")
 
 
-def too_long(said: str, most: int, param: str = "prompt") -> BadField:
-    """The error of a prompt that does not fit. `said`: its length; `most`: the context length.
+def too_long(shown: str, most: int, param: str = "prompt") -> BadField:
+    """The error of a prompt that does not fit. `shown`: its length; `most`: the context length.
 
     Clients detect this error by its first words, and shorten the conversation or switch models.
     """
-    words = f"prompt is too long: {said}; this model's maximum context length is {most} tokens"
+    words = f"prompt is too long: {shown}; this model's maximum context length is {most} tokens"
     what = "shorten the conversation or start a new one"
     how = f"{what}, or build the engine for longer ones (spark-build --max-context)"
     return BadField(f"{words}, one of them new: {how}", param, "context_length_exceeded")
@@ -70,8 +70,8 @@ def decode(data: bytes, kind: type[T], halves: bool = False) -> T:
         if half is not None and halves:
             return decode(_ESCAPES.sub(_whole, data), kind)
         if half is not None:
-            said = half.decode("ascii", "replace")
-            words = f"the body holds {said}, one half of a character: send both, or \\ufffd for it"
+            shown = half.decode("ascii", "replace")
+            words = f"the body holds {shown}, one half of a character: send both, or \\ufffd for it"
             raise BadField(words, code="invalid_json") from None
         raise BadField(f"the body is not valid JSON: {error}", code="invalid_json") from None
 

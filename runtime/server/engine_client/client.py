@@ -79,7 +79,7 @@ class _Open:
     box: Mailbox
     unread: int  # answers that its mailbox may hold
     sends: int = 0  # how often it went to an engine process
-    heard: bool = False  # a token of it was received
+    received: bool = False  # a token of it was received
     cancelled: bool = False  # it was cancelled
     timer: asyncio.TimerHandle | None = None
 
@@ -193,7 +193,7 @@ class EngineClient(Supervisor):
         for number, one in list(self._open.items()):
             if one.cancelled:
                 self._deliver(number, [Event(number, finish=FinishReason.CANCELLED)], last=True)
-            elif for_good or one.heard or one.sends >= SENDS:
+            elif for_good or one.received or one.sends >= SENDS:
                 self._deliver(number, EngineDied(words), last=True)
             elif one.timer is None:
                 self._hold(number, one)
@@ -217,7 +217,7 @@ class EngineClient(Supervisor):
                 "id": number,
                 "prompt_tokens": len(one.request.prompt),
                 "sends": one.sends,
-                "heard": one.heard,
+                "received": one.received,
                 "cancelled": one.cancelled,
                 "held": one.timer is not None,
                 "unread": one.box.qsize(),
@@ -232,7 +232,7 @@ class EngineClient(Supervisor):
             return
         if last:
             self._forget(number, one)
-        one.heard = True
+        one.received = True
         one.box.put_nowait(answer)
         if one.box.qsize() >= one.unread and not last:
             self._end_unread(one.box)

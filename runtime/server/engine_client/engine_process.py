@@ -46,11 +46,11 @@ class Death:
 
 
 class EngineProcess:
-    """One process. `command` starts it; the socket's address is appended. `heard` is called with
+    """One process. `command` starts it; the socket's address is appended. `take` is called with
     its messages. All methods run in one event loop."""
 
     def __init__(
-        self, command: Sequence[str], context: zmq.asyncio.Context, heard: Callable[[bytes], None]
+        self, command: Sequence[str], context: zmq.asyncio.Context, take: Callable[[bytes], None]
     ) -> None:
         """Raises OSError or ZMQError where its socket cannot be made."""
         self._command = tuple(command)
@@ -60,7 +60,7 @@ class EngineProcess:
         except OSError:
             self._socket.close()
             raise
-        self._heard = heard
+        self._take = take
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.ended: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
@@ -154,7 +154,7 @@ class EngineProcess:
     async def _receive(self) -> None:
         try:
             while True:
-                self._heard(await self._socket.recv())
+                self._take(await self._socket.recv())
         except Exception as error:  # the socket failed, or a message is malformed
             log.exception("a message of the engine process failed")
             words = (

@@ -49,7 +49,7 @@ class OnDemandClient(EngineClient):
         self.name, self.info, self._build = name, info, info.build
         self.changed: Callable[[], None] = lambda: None
         self.used = self.since = self.wanted = 0.0
-        self.owed = self.leaving = self._paused = self._loading = False
+        self.must_load = self.leaving = self._paused = self._loading = False
         self._retry_s = self._retry_at = 0.0
 
     @property
@@ -65,7 +65,7 @@ class OnDemandClient(EngineClient):
     @property
     def waits(self) -> bool:
         """Whether it is to be loaded, and that has not started."""
-        return (self._held > 0 or self.owed) and not self.resident
+        return (self._held > 0 or self.must_load) and not self.resident
 
     @property
     def may_leave(self) -> bool:
@@ -98,10 +98,10 @@ class OnDemandClient(EngineClient):
         now = _now()
         if now < self._retry_at and not self.resident:
             raise NotLoaded(self.words)
-        if not (self._held or self.owed):
+        if not (self._held or self.must_load):
             self.wanted = now
         ids = super().submit(requests, box, slots)
-        self.used, self.owed = now, self.owed and not self.running
+        self.used, self.must_load = now, self.must_load and not self.running
         if not self.accepting:
             self.changed()
         return ids
@@ -135,7 +135,7 @@ class OnDemandClient(EngineClient):
         """From now on requests wait for the next process; none may run. The result ends this one
         and frees its memory."""
         assert not self.sent
-        self.running, self.leaving, self.owed = False, True, False
+        self.running, self.leaving, self.must_load = False, True, False
         return self._unload()
 
     async def _unload(self) -> None:
@@ -149,7 +149,7 @@ class OnDemandClient(EngineClient):
     def on_engine_ready(self) -> None:
         self.loads, self._retry_s = self.loads + self._loading, 0.0
         self.since = self.used = _now()
-        self.owed &= not self._held
+        self.must_load &= not self._held
         if not self._paused:
             super().on_engine_ready()
 
@@ -160,7 +160,7 @@ class OnDemandClient(EngineClient):
     def on_engine_lost(self, words: str, for_good: bool) -> None:
         if for_good and self.reason != CLOSED:
             for number, one in list(self._open.items()):
-                if not one.heard and not one.cancelled:
+                if not one.received and not one.cancelled:
                     self._deliver(number, NotLoaded(words), last=True)
         super().on_engine_lost(words, for_good)
 
@@ -169,7 +169,7 @@ class OnDemandClient(EngineClient):
             super()._give_up(death)
             return
         self._retry_s = min(max(2 * self._retry_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
-        self._retry_at, self.owed = _now() + self._retry_s, False
+        self._retry_at, self.must_load = _now() + self._retry_s, False
         log.error("model %s: its engine does not run: %s", self.name, death.reason)
         self._end(death)
 

@@ -107,7 +107,7 @@ class Residency:
                 continue
             blocked.add(row.memory)
             ending = self._free_for(row)
-            row.client.owed |= bool(ending)
+            row.client.must_load |= bool(ending)
             paused |= ending
         for row in self._rows:
             if not row.client.leaving:
@@ -132,7 +132,7 @@ class Residency:
                 break
             lacks -= row.needs
             over = now - row.client.since >= self._turn_s
-            if (over and not row.client.sent) or not (row.open() or row.client.owed):
+            if (over and not row.client.sent) or not (row.open() or row.client.must_load):
                 self._run(row.client.unload())
             elif over:
                 paused.add(row)
@@ -142,7 +142,7 @@ class Residency:
         """Unloads engines that were not used for long; seconds until the next one may be."""
         if self._idle_s is None:
             return None
-        rests = []
+        waits = []
         for row in self._rows:
             if not row.client.may_leave or row.open():
                 continue
@@ -150,8 +150,8 @@ class Residency:
             if rest <= 0:
                 self._run(row.client.unload())
             else:
-                rests.append(rest)
-        return min(rests, default=None)
+                waits.append(rest)
+        return min(waits, default=None)
 
     def _look_again(self, *seconds: float | None) -> None:
         if self._timer is not None:

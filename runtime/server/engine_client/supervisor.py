@@ -27,7 +27,7 @@ from spark_engine.runtime.server.engine_client.engine_process import Death, Engi
 WATCHDOG_S = 10.0
 PING_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-LATE_S = 1.0  # a tick later than this: this process did not run, which says nothing of the engine
+LATE_S = 1.0  # a tick later than this: this process did not run, whatever the engine does
 # The HTTP process keeps the first engine's tokenizer and limits.
 REPLACED = (
     "the folder of engine {} was built again while it was served, and what is there now is not "
@@ -90,23 +90,23 @@ class Watchdog:
         if step:
             self.progress = now
 
-    def tick(self, now: float, due_s: float, owes: bool) -> None:
+    def tick(self, now: float, due_s: float, has_work: bool) -> None:
         """Called every `due_s`. Time in which this process did not run is not counted."""
         late = now - self._tick - due_s
         self._tick = now
         if late > LATE_S:
             self._report += late
             self.progress += late
-        if not owes:
+        if not has_work:
             self.progress = now  # the age counts from when work arrived
 
-    def complaint(self, now: float, owes: bool) -> str | None:
+    def complaint(self, now: float, has_work: bool) -> str | None:
         """Why the process must be ended, or None."""
         if not self._limit_s:
             return None
         if now - self._report > self._limit_s:
             return f"the engine has not answered for {now - self._report:.0f} s"
-        if owes and now - self.progress > self._limit_s:
+        if has_work and now - self.progress > self._limit_s:
             return f"no step has ended for {now - self.progress:.0f} s while requests wait"
         return None
 
@@ -264,8 +264,8 @@ class Supervisor(ABC):
             death = Death(f"the engine process cannot be started: {error}")
         self.running, self.death = False, death
         damaged = death.user and not death.passing
-        hopeless = damaged or death.final or (self._first is not None and not self._first.done())
-        pause = None if hopeless else self._backoff.after(time.monotonic())
+        permanent = damaged or death.final or (self._first is not None and not self._first.done())
+        pause = None if permanent else self._backoff.after(time.monotonic())
         if pause is not None:
             self.on_engine_lost(f"{RESTARTS}; send the request again", for_good=False)
             log.error("the engine process died; restarting it in %.1f s: %s", pause, death.reason)
@@ -283,11 +283,11 @@ class Supervisor(ABC):
         due_s = min(PING_S, self._how.watchdog_s / 4 or PING_S)
         while not process.ended.done():
             await asyncio.wait({process.ended}, timeout=due_s)
-            now, owes = time.monotonic(), self.sent > 0
-            self.watchdog.tick(now, due_s, owes)
+            now, has_work = time.monotonic(), self.sent > 0
+            self.watchdog.tick(now, due_s, has_work)
             if process.ended.done() or not self.running:
                 continue
-            if (words := self.watchdog.complaint(now, owes)) is None:
+            if (words := self.watchdog.complaint(now, has_work)) is None:
                 process.send(ipc.encode(ipc.Ping()))
                 continue
             self.running, self.death = False, Death(words)

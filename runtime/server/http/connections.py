@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
-import os
-import resource
 import socket
 import sys
 import termios
@@ -29,8 +27,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from spark_engine.runtime.server.api.answers import Json, error
 from spark_engine.runtime.server.http.framing import PIECE, Parser
 
-SPARE = 16  # descriptors for files opened while serving, and for connections being accepted
-MOST_DESCRIPTORS = 1 << 20  # some systems' hard limit is a thousand times this
 WRITE_S = 30.0  # an answer is aborted when its client takes no byte for this long
 RETRIED = (408, 503)  # refusals after which the same request may be sent again
 TURN_S = 0.005  # for parsing all connections, before the event loop does other work
@@ -63,15 +59,15 @@ class Connections:
         self.inside: set[Connection] = set()
         self.waiting: dict[Connection, None] = {}  # the longest silent first
         self._unparsed: deque[Connection] = deque()  # those with bytes that wait to be parsed
-        self.shaking: dict[int, socket.socket] = {}  # by descriptor, the oldest first
+        self.in_handshake: dict[int, socket.socket] = {}  # by descriptor, the oldest first
 
     def shake(self, accepted: socket.socket) -> None:
         """A connection was accepted, and its TLS handshake begins."""
-        self.shaking.pop(accepted.fileno(), None)  # of a connection that has ended
-        if len(self.shaking) >= self.most:
+        self.in_handshake.pop(accepted.fileno(), None)  # of a connection that has ended
+        if len(self.in_handshake) >= self.most:
             with suppress(OSError):  # it may have ended
-                self.shaking.pop(next(iter(self.shaking))).shutdown(socket.SHUT_RDWR)
-        self.shaking[accepted.fileno()] = accepted
+                self.in_handshake.pop(next(iter(self.in_handshake))).shutdown(socket.SHUT_RDWR)
+        self.in_handshake[accepted.fileno()] = accepted
 
     def parse_later(self, connection: Connection) -> None:
         """Parses the bytes of this connection, a piece at a time in turn with all others."""
@@ -94,8 +90,8 @@ class Connections:
         if len(self.inside) >= self.most:
             if not self.waiting:
                 return False
-            strangers = (c for c in self.waiting if not c.answered)
-            next(strangers, next(iter(self.waiting))).leave()
+            unanswered = (c for c in self.waiting if not c.answered)
+            next(unanswered, next(iter(self.waiting))).leave()
         self.inside.add(connection)
         self.wait(connection)
         return True
@@ -146,7 +142,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._connections.shaking.pop(transport.get_extra_info("socket").fileno(), None)
+        self._connections.in_handshake.pop(transport.get_extra_info("socket").fileno(), None)
         self.flow = _Flow(transport, self._resume_reading)
         if self._connections.enter(self):
             self._set_timer()
@@ -293,18 +289,3 @@ class Connection(H11Protocol):
         self._stop()
         self._trust_reader()
         self._connections.leave(self)
-
-
-def raise_descriptor_limit() -> int:
-    """Raises the limit of descriptors of this process and its children to the most; returns it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        return wanted
-    return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
-
-
-def connection_capacity(limit: int, kinds: int = 1) -> int:
-    """The connections of each of `kinds` that `limit` descriptors allow; at least one."""
-    return max(1, (limit - len(os.listdir("/proc/self/fd")) - SPARE) // kinds)

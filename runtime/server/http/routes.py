@@ -50,8 +50,8 @@ def _shows(show: Callable[[Endpoints], Response]) -> Run:
     return run
 
 
-def _tells(tell: Callable[[Endpoints], Json]) -> Run:
-    return _shows(lambda endpoints: json_response(tell(endpoints)))
+def _json(make: Callable[[Endpoints], Json]) -> Run:
+    return _shows(lambda endpoints: json_response(make(endpoints)))
 
 
 def _kept(work: Callable[[Service, str, Mapping[str, str]], list[Part]]) -> Run:
@@ -126,7 +126,7 @@ _RESPONSES, _ONE = _generates(responses.start), "/v1/responses/{id}"
 _TOKENIZE, _DETOKENIZE = _computes(JobKind.TOKENIZE), _computes(JobKind.DETOKENIZE)
 METRICS, LIVE = "/metrics", "/page/live"
 _HEALTH, _METRICS = _shows(Endpoints.health), _shows(Endpoints.metrics)
-_DOCUMENT = _tells(lambda _: document(ROUTES))
+_DOCUMENT = _json(lambda _: document(ROUTES))
 ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/chat/completions", _CHAT, "answers a conversation", ChatBody),
     Route("POST", "/v1/completions", _TEXT, "continues a text", CompletionBody),
@@ -137,7 +137,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", _ONE + "/input_items", _kept(responses.inputs), "what it answers", counts=True),
     Route("POST", "/v1/messages", _MESSAGES, "answers, in Anthropic's form", MessagesBody),
     Route("POST", "/v1/messages/count_tokens", _COUNT, "tokens of such a prompt", CountBody),
-    Route("GET", "/v1/models", _tells(_models), "the models that are served"),
+    Route("GET", "/v1/models", _json(_models), "the models that are served"),
     Route("GET", "/v1/models/{name:path}", _model, "one of them"),
     Route("POST", "/tokenize", _TOKENIZE, "token ids of a text or a conversation", TokenizeBody),
     Route("POST", "/detokenize", _DETOKENIZE, "the text of token ids", DetokenizeBody),
@@ -148,5 +148,5 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", METRICS, _METRICS, "counters for Prometheus", open=True),
     Route("GET", "/openapi.json", _DOCUMENT, "this table, for tools", open=True),
     Route("GET", "/report", _report, "what the engine is, and what it takes"),
-    Route("GET", "/version", _tells(lambda _: dict(release())), "the server's version", open=True),
+    Route("GET", "/version", _json(lambda _: dict(release())), "the server's version", open=True),
 )

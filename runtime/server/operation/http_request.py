@@ -10,14 +10,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spark_engine.runtime.engine.request import SamplingParams
 from spark_engine.runtime.server.operation import request_ids
 from spark_engine.runtime.server.operation.keys import Account, Keyring, LimitReached
-from spark_engine.runtime.server.operation.metrics import Metrics
+
+if TYPE_CHECKING:  # Prometheus's library is not needed to start
+    from spark_engine.runtime.server.operation.metrics import Metrics
 
 NO_ROUTE = "none"  # the handler of a path that does not exist
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))

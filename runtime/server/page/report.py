@@ -10,7 +10,7 @@ from typing import Any
 
 from spark_engine.manifest import Manifest
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo
-from spark_engine.runtime.server.prompts.conversation import ChatOptions
+from spark_engine.runtime.server.prompts.chat_options import ChatOptions
 
 Json = dict[str, Any]
 

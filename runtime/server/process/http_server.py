@@ -23,8 +23,8 @@ from spark_engine.runtime.server.http.app import create_app
 from spark_engine.runtime.server.http.connections import (
     Connection,
     Connections,
-    connection_capacity,
 )
+from spark_engine.runtime.server.http.descriptors import connection_capacity
 from spark_engine.runtime.server.http.endpoints import Endpoints
 from spark_engine.runtime.server.http.guard import guard_of
 from spark_engine.runtime.server.http.tls import ServerTls

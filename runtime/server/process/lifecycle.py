@@ -1,17 +1,22 @@
 """Starts, reloads and stops what operators configure: keys, certificate, access log, traces."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import gc
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from spark_engine.runtime.server.http.tls import ServerTls
 from spark_engine.runtime.server.operation.http_request import Listener
 from spark_engine.runtime.server.operation.keys import LIMITS, Keyring
 from spark_engine.runtime.server.operation.logs import AccessLog
-from spark_engine.runtime.server.operation.metrics import Metrics
 from spark_engine.runtime.server.operation.telemetry import SEND_S, Traces
+
+if TYPE_CHECKING:  # Prometheus's library is not needed to start
+    from spark_engine.runtime.server.operation.metrics import Metrics
 
 
 def keep_loaded() -> None:

@@ -3,11 +3,16 @@
 Knows options and processes; knows no HTTP.
 """
 
+from __future__ import annotations
+
+import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,13 +25,14 @@ from spark_engine.runtime.images.fetch import Fetcher, media_domains
 from spark_engine.runtime.server.engine_client import engine_folder
 from spark_engine.runtime.server.engine_client.client import EngineClient
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo
-from spark_engine.runtime.server.engine_client.on_demand import OnDemandClient
 from spark_engine.runtime.server.engine_client.supervisor import WATCHDOG_S, Supervision
 from spark_engine.runtime.server.process.options import ServerOptions
-from spark_engine.runtime.server.prompts.contract import Setup
-from spark_engine.runtime.server.prompts.pool import WorkerPool
-from spark_engine.runtime.server.prompts.text_files import read_formats, read_tokenizer
-from spark_engine.runtime.server.service.service import Service
+
+if TYPE_CHECKING:
+    from spark_engine.runtime.server.engine_client.on_demand import OnDemandClient
+    from spark_engine.runtime.server.service.service import Service
+
+HTTP_SERVER = "spark_engine.runtime.server.process.http_server"
 
 
 def prepare(folder: Path, options: ServerOptions) -> tuple[tuple[str, ...], ServerOptions]:
@@ -73,15 +79,23 @@ async def open_service(
     of the same server. Raises EngineError, CapacityError or OptionError when it cannot start."""
     was = _identity(folder)
     first_manifest = engine_folder.find_manifest(folder)
-    pool = WorkerPool(folder)
     trace = trace_of(options.engine.profile, HTTP)
     given = command, options.max_queue, supervision(options), trace
     client = on_demand or EngineClient(*given)
     fetcher = Fetcher(media_domains(options.chat.media_domains))
+    pool: WorkerPool | None = None
     try:
         if on_demand is None:
             await client.begin()
+        # imported here, and then what serves, in a thread: the engine process starts before them
+        from spark_engine.runtime.server.prompts.contract import Setup
+        from spark_engine.runtime.server.prompts.pool import WorkerPool
+        from spark_engine.runtime.server.prompts.text_files import read_formats, read_tokenizer
+        from spark_engine.runtime.server.service.service import Service
+
+        pool = WorkerPool(folder)
         await pool.begin()  # engine, workers and this process load at the same time
+        asyncio.get_running_loop().run_in_executor(None, import_module, HTTP_SERVER)
         tokenizer, formats = read_tokenizer(folder), read_formats(folder, options.chat)
         same = _identity(folder) == was
         info = await client.loaded() if on_demand is None else on_demand.info
@@ -97,7 +111,8 @@ async def open_service(
         yield Service(client, info, tokenizer, pool, names, formats, *times, fetcher, peer)
     finally:
         fetcher.close()
-        await pool.close()
+        if pool is not None:
+            await pool.close()
         await client.close()
         trace.save()
 

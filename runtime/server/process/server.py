@@ -4,26 +4,29 @@ Knows which part of a server begins when; `http_server.py` serves, `runtime/serv
 the endpoints.
 """
 
-import asyncio
+from __future__ import annotations
+
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spark_engine.runtime.server.engine_client.heap import return_large_buffers, trimmed_heap
-from spark_engine.runtime.server.http.connections import raise_descriptor_limit
+from spark_engine.runtime.server.http.descriptors import raise_descriptor_limit
 from spark_engine.runtime.server.http.host_names import is_loopback
 from spark_engine.runtime.server.http.tls import ServerTls
 from spark_engine.runtime.server.operation.keys import Keyring
 from spark_engine.runtime.server.operation.log_limit import limited_log
 from spark_engine.runtime.server.operation.telemetry import check_endpoint
 from spark_engine.runtime.server.process import leaving, lifecycle
-from spark_engine.runtime.server.process.models import open_models, plan_models
 from spark_engine.runtime.server.process.open_service import open_service, prepare
 from spark_engine.runtime.server.process.options import ServerOptions
 from spark_engine.runtime.server.process.port import bind
-from spark_engine.runtime.server.service.models import Models
+
+if TYPE_CHECKING:
+    from spark_engine.runtime.server.service.models import Models
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +43,9 @@ def run(folder: Path, options: ServerOptions) -> int:
 
 def run_models(folders: Mapping[str, Path], options: ServerOptions) -> int:
     """Serves engines under their names, each loaded while it is wanted. Raises what `run` does."""
+    # imported here: one engine starts without it
+    from spark_engine.runtime.server.process.models import open_models, plan_models
+
     rows, budgets = plan_models(folders, options)
     _check(options)
     opened = open_models(rows, budgets, options.idle_unload_s)
@@ -58,6 +64,9 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     @contextlib.asynccontextmanager
     async def opened() -> AsyncIterator[Models]:
         async with open_service(command, folder, options) as service:
+            # imported here, as below
+            from spark_engine.runtime.server.service.models import Models
+
             yield Models([service])
 
     return await _serve(opened(), [folder], options)
@@ -81,13 +90,14 @@ async def _serve(
         if models is not None:
             lifecycle.show_keys(keys, models.first.metrics)
 
-    importing = asyncio.get_running_loop().run_in_executor(None, _serving)
     try:
         stack.enter_context(limited_log())
         stack.enter_context(trimmed_heap())
         stack.enter_context(lifecycle.on_hangup(keys, tls, show))
         models = await stack.enter_async_context(opened)
-        serve_http = await importing
+        # imported here: `open_service` begins it when the engine process has started
+        from spark_engine.runtime.server.process.http_server import serve_http
+
         return await serve_http(models, folders, options, keys, tls, listener, descriptors)
     finally:
         listener.close()
@@ -98,10 +108,3 @@ def _warn_without_keys(keys: Keyring, listener: socket.socket) -> None:
     if not keys.locked and not is_loopback(listener):
         words = "WARNING: any client that reaches %s:%d may use this server: give --api-key"
         log.warning(words + ", or --host 127.0.0.1", *listener.getsockname()[:2])
-
-
-def _serving() -> Callable[..., Awaitable[int]]:
-    """Imported here: while the engine is loaded, the libraries for HTTP cost no time."""
-    from spark_engine.runtime.server.process.http_server import serve_http
-
-    return serve_http

@@ -18,7 +18,7 @@ from spark_engine.runtime.server.api.common import StreamOptions
 from spark_engine.runtime.server.api.fields import BadField, UnknownModel
 from spark_engine.runtime.server.api.responses_tools import ToolName
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo
-from spark_engine.runtime.server.prompts.conversation import ChatOptions
+from spark_engine.runtime.server.prompts.chat_options import ChatOptions
 from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.text.tool_schema import Types
 from spark_engine.vision import Image
@@ -124,7 +124,7 @@ class Asked(msgspec.Struct, kw_only=True):
     skip_special: bool = True
     keep_stop: bool = False
     prompt_scored: bool = False
-    token_chances: bool = False  # an answer of /v1/responses has log-probabilities
+    token_logprobs: bool = False  # an answer of /v1/responses has log-probabilities
     background: bool = False  # the answer is generated in the background. `store`: it is stored
     store: bool = False
     cache_salt: str | None = None

@@ -12,32 +12,19 @@ from typing import Any
 from spark_engine.errors import OptionError, RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.server.api.chat_request import ChatRequest
+from spark_engine.runtime.server.prompts.chat_options import ChatOptions
 from spark_engine.runtime.structured.constraints import constraint_for
 from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.structured.forms import form_of
 from spark_engine.runtime.structured.matcher import Grammars
 from spark_engine.runtime.text.chat import ChatTemplate, Ending
 from spark_engine.runtime.text.image_parts import Marks
-from spark_engine.runtime.text.reply_formats import AUTO, Formats
+from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.thinking import EFFORTS, FIELDS, Thinking
 from spark_engine.runtime.text.tokenizer import Tokenizer, need
 
 _TAIL = 8  # tokens that include the mark of a thought and white space after it
-
-
-@dataclass(frozen=True)
-class ChatOptions:
-    """How a server reads conversations."""
-
-    reasoning: str = AUTO  # the format of thoughts, a row of `reply_formats` or "auto"
-    tools: str = AUTO  # the format of calls, likewise
-    think_budget: int | None = None  # the default maximum of thought tokens; None: no limit
-    reasoning_effort: str | None = None  # the default effort; None: the template's
-    template_kwargs: Mapping[str, Any] | None = None  # the default options of the template
-    max_images: int = 32  # of a request; 0: no image is read
-    max_image_pixels: int | None = None  # larger ones are made smaller; None: the engine's maximum
-    media_domains: tuple[str, ...] = ()  # from which images are fetched; empty: only data URIs
 
 
 @dataclass(frozen=True)

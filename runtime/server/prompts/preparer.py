@@ -30,6 +30,7 @@ from spark_engine.runtime.server.api.common import (
 from spark_engine.runtime.server.api.fields import BadField, short, too_long, unknown_model
 from spark_engine.runtime.server.prompts.allowed_token_ids import only_these_ids
 from spark_engine.runtime.server.prompts.bad_words import bar
+from spark_engine.runtime.server.prompts.chat_options import ChatOptions
 from spark_engine.runtime.server.prompts.contract import (
     PLACE,
     Asked,
@@ -42,7 +43,7 @@ from spark_engine.runtime.server.prompts.contract import (
     Setup,
     encode,
 )
-from spark_engine.runtime.server.prompts.conversation import ChatOptions, ChatReader, Reading
+from spark_engine.runtime.server.prompts.conversation import ChatReader, Reading
 from spark_engine.runtime.server.prompts.limits import (
     MOST_CHARACTERS,
     MOST_SHOWN,

@@ -18,8 +18,8 @@ from spark_engine.runtime.engine.request import MOST_PIXELS
 from spark_engine.runtime.images.decode import MOST_BYTES, DecodedImage, decode
 from spark_engine.runtime.images.fetch import MOST_URL
 from spark_engine.runtime.server.api.fields import BadField, short, too_long
+from spark_engine.runtime.server.prompts.chat_options import ChatOptions
 from spark_engine.runtime.server.prompts.contract import NotFetched, PreparedPrompt, Seen
-from spark_engine.runtime.server.prompts.conversation import ChatOptions
 from spark_engine.runtime.server.prompts.tokenising import encode_within
 from spark_engine.runtime.text.image_parts import ImagePart, Marks, find_images
 from spark_engine.runtime.text.tokenizer import Tokenizer

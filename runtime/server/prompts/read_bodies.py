@@ -92,7 +92,7 @@ def read_response(
         before += msgspec.json.decode(blobs[2])["output"]
     items = responses.items_of(body, before)
     asked = Asked(background=bool(body.background), store=body.store is not False)
-    asked.token_chances = responses.LOGPROBS in (body.include or ())
+    asked.token_logprobs = responses.LOGPROBS in (body.include or ())
     with renamed(responses.NAMES, responses.PLACES):
         stored = store_items(items)  # it bounds their number
         if (images := preparer.images()) is not None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from spark_engine.engine_file import TOKENIZER, has_text
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo
-from spark_engine.runtime.server.prompts.conversation import ChatOptions
+from spark_engine.runtime.server.prompts.chat_options import ChatOptions
 from spark_engine.runtime.structured.matcher import Grammars
 from spark_engine.runtime.text.chat import ChatTemplate, read_source
 from spark_engine.runtime.text.reply_formats import Formats

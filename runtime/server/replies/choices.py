@@ -123,8 +123,8 @@ class ChoicesReply:
         """One choice of a chunk, or None where it would be empty."""
         form = self._forms[index]
         body = form.push(piece)
-        news = body.get("delta") or body.get("text") or "logprobs" in body
-        if not (news or self._wanted or piece.finish):
+        has_content = body.get("delta") or body.get("text") or "logprobs" in body
+        if not (has_content or self._wanted or piece.finish):
             return None
         end = {"finish_reason": None} if piece.finish is None else _end(form, piece)
         choice = {"index": index, **body, **end}

@@ -51,7 +51,7 @@ class CompletionFormat:
         self._scored: list[Any] = [None]  # the prompt's tokens; the first has no probability
         self._echoed = bool(echo) and body.logprobs is not None
         if self._echoed:
-            self._chances([Event(0, prompt[0])])
+            self._legacy_logprobs([Event(0, prompt[0])])
         if len(prompt) > 1:  # else the only token is generated for nothing
             stream.on_scored = self._score
 
@@ -66,7 +66,7 @@ class CompletionFormat:
         self._text += piece.text
         body: answers.Json = {"text": piece.text}
         if self._body.logprobs is not None and piece.tokens:
-            body["logprobs"] = self._chances(piece.tokens)
+            body["logprobs"] = self._legacy_logprobs(piece.tokens)
         return body
 
     def whole(self) -> answers.Json:
@@ -82,11 +82,11 @@ class CompletionFormat:
     def _score(self, event: Event) -> None:
         """Takes one token of the prompt when it comes: all at once would take too long."""
         if self._echoed:
-            self._chances([event])
+            self._legacy_logprobs([event])
         if (most := self._body.prompt_logprobs) is not None:
             self._scored.append(answers.prompt_logprob(event, self._tokenizer, most))
 
-    def _chances(self, events: Iterable[Event]) -> answers.Json:
+    def _legacy_logprobs(self, events: Iterable[Event]) -> answers.Json:
         """The rows of these tokens, which are added to all."""
         rows: answers.Json = {key: [] for key in ROWS}
         for event in events:

@@ -39,7 +39,7 @@ async def start(service: Service, data: Blobs) -> Reply:
     try:
         head = _head(repeated, service, new_id("resp", "_"))
         names = ToolNames.of_special(asked.names)
-        reply = ResponsesReply(running, found, service, head, asked.token_chances, names)
+        reply = ResponsesReply(running, found, service, head, asked.token_logprobs, names)
         if asked.store:
             reply.keep(service.responses, items, owner)
     except BaseException:

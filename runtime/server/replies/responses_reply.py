@@ -50,8 +50,8 @@ class ResponsesReply:
         self._logprobs = logprobs
         self._names = names
         self._inputs: dict[int, CustomInput] = {}  # of custom tools, by block
-        self._chances: dict[int, list[Any]] = {}  # log-probabilities by block
-        self._news: list[Any] = []  # those of this round
+        self._block_logprobs: dict[int, list[Any]] = {}  # log-probabilities by block
+        self._new_logprobs: list[Any] = []  # those of this round
         self._places: dict[int, int] = {}  # of blocks that are shown, in the output
         self._number = 0  # of the next event
         self._entry: StoredResponse | None = None
@@ -166,11 +166,11 @@ class ResponsesReply:
         steps = self._as_tools(self._blocks.push(piece))
         if piece.finish is FinishReason.STOP and not self._blocks.is_cut:
             self._status = "completed"
-        self._news = []
+        self._new_logprobs = []
         if self._logprobs and self._blocks.all:
-            self._news = [chat_logprob(one, self._tokenizer) for one in piece.tokens]
-            rows = self._chances.setdefault(self._blocks.all[-1].index, [])
-            rows += self._news
+            self._new_logprobs = [chat_logprob(one, self._tokenizer) for one in piece.tokens]
+            rows = self._block_logprobs.setdefault(self._blocks.all[-1].index, [])
+            rows += self._new_logprobs
         return [step for step in steps if self._shown or step.block.kind is not Kind.REASONING]
 
     def _as_tools(self, steps: list[BlockChange]) -> list[BlockChange]:
@@ -217,8 +217,8 @@ class ResponsesReply:
         return {"type": "custom_tool_call", **named, "input": text}
 
     def _part(self, block: ReplyBlock) -> Json:
-        chances = self._chances.get(block.index, [])
-        return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": chances}
+        logprobs = self._block_logprobs.get(block.index, [])
+        return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": logprobs}
 
     def _step(self, step: BlockChange) -> list[bytes]:
         block, text = step.block, step.text
@@ -243,8 +243,8 @@ class ResponsesReply:
             return [self._event(f"{_inner(self._names.of(block.name))}.delta", **at, delta=text)]
         if block.kind is Kind.REASONING:
             return [self._event("reasoning_text.delta", **at, content_index=0, delta=text)]
-        news, self._news = self._news, []
-        more: Json = {"content_index": 0, "delta": text, "logprobs": news}
+        logprobs, self._new_logprobs = self._new_logprobs, []
+        more: Json = {"content_index": 0, "delta": text, "logprobs": logprobs}
         return [self._event("output_text.delta", **at, **more)]
 
     def _ends(self, block: ReplyBlock, at: Json, status: str) -> list[bytes]:

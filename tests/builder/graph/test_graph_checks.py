@@ -9,7 +9,7 @@ import pytest
 from spark_engine.builder.graph import graph_checks as checks
 from spark_engine.builder.graph.edit import variable
 from spark_engine.builder.graph.graph_checks import Subject
-from spark_engine.builder.graph.memory import homes
+from spark_engine.builder.graph.memory import owners
 from spark_engine.errors import GraphError
 from spark_engine.interface import Limits
 from spark_engine.models.weights.recipes import source, weight
@@ -278,7 +278,7 @@ def test_a_state_may_be_updated_in_a_chain() -> None:
     graph = toy_graph()
     twice_updated(graph)
     assert complaints(graph) == {}
-    shared = homes(graph, OPS)
+    shared = owners(graph, OPS)
     assert [shared[id(t)].name for t in (graph.nodes[0].outputs[0], graph.outputs[0])] == [
         "total",
         "total",

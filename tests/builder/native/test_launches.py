@@ -81,10 +81,10 @@ def test_the_times_are_those_of_its_bucket(engine: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("--bucket", "decode_b2"), "the buckets are decode_b1.engine, decode_b32.engine, prefill"),
+        (("--bucket", "decode_b2"), "its buckets are decode_b1.engine, decode_b32.engine, prefill"),
         (("--launch", "0"), "name its bucket too"),
-        (("--bucket", "decode_b1", "--launch", "100000"), "has launches 0 to"),
-        (("--bucket", "decode_b1", "--launch", "-1"), "has launches 0 to"),
+        (("--bucket", "decode_b1", "--launch", "100000"), "give 0 to"),
+        (("--bucket", "decode_b1", "--launch", "-1"), "give 0 to"),
     ],
 )
 def test_what_is_not_there_is_said(engine: Path, words: tuple[str, ...], complaint: str) -> None:
@@ -96,7 +96,7 @@ def test_a_cpu_engine_has_no_launches(tmp_path: Path) -> None:
     options = Options("cpu", decode=(1,), prefill=(64,), max_context=64, max_seqs=1)
     build(drawn(tmp_path / "m", "bf16", False), tmp_path / "e", options, lambda text: None)
     code, _, error = call(tmp_path / "e", "--bucket", "decode_b1")
-    assert code == 2 and "an engine for cpu has no CUDA launches" in error
+    assert code == 2 and "--bucket: cpu has no CUDA launches" in error
 
 
 def test_sources_headers_and_logs(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
 
 
 class Clocked(FakeGpu):
-    """Each graph takes the next of its `seconds`, the last of them from then on."""
+    """Each graph takes the next of its `seconds`, the last of them from then on; a wait of the
+    host takes as long as the longest of them."""
 
     def __init__(self, seconds: list[list[float]]) -> None:
         super().__init__({})
@@ -23,10 +24,17 @@ class Clocked(FakeGpu):
     def replay(self, graph: Any) -> None:
         index = self._graphs.index(graph)
         mine, turn = self.seconds[index], self.replayed[index]
+        begin, _, end = graph
+        begin()
         self.now += mine[min(turn, len(mine) - 1)]
+        end()
         self.replayed[index] += 1
 
-    def record(self, event: Any, stream: object | None = None) -> None:
+    def wait(self) -> None:
+        super().wait()
+        self.now += max(max(mine) for mine in self.seconds)
+
+    def reached(self, event: Any) -> None:
         self.at[event] = self.now
 
     def milliseconds(self, first: Any, last: Any) -> float:

@@ -51,12 +51,12 @@ def test_another_machines_times_are_noted_kept_and_not_used(tmp_path: Path, fiel
         "{",
         "[1]",
         "null",
-        '{"format": 2, "machines": {}}',
-        '{"format": 1}',
-        '{"format": 1, "machines": {"m": 3}}',
-        '{"format": 1, "machines": {"m": {"k": "fast"}}}',
-        '{"format": 1, "machines": {"m": {"k": -1}}}',
-        '{"format": 1, "machines": {"m": {"k": NaN}}}',
+        '{"format": 3, "machines": {}}',
+        '{"format": 2}',
+        '{"format": 2, "machines": {"m": 3}}',
+        '{"format": 2, "machines": {"m": {"k": "fast"}}}',
+        '{"format": 2, "machines": {"m": {"k": -1}}}',
+        '{"format": 2, "machines": {"m": {"k": NaN}}}',
         "[" * 100_000,
     ],
 )
@@ -64,7 +64,7 @@ def test_a_damaged_file_is_noted_and_replaced(tmp_path: Path, text: str) -> None
     path = tmp_path / "timings.json"
     path.write_text(text)
     made = Timings(path, HERE)
-    assert "timed anew" in made.notes[0] and made.get("k") is None
+    assert "timed again" in made.notes[0] and made.get("k") is None
     made.put("k", 1e-6)
     made.save()
     assert json.loads(path.read_text())["machines"] == {HERE.label: {"k": 1e-6}}

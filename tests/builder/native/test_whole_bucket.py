@@ -28,15 +28,15 @@ class Driver(FakeDriver):
 
     def __init__(self, **attributes: int) -> None:
         super().__init__(**attributes)
-        self.reached: dict[int, int] = {}  # replays before an event
+        self.marks: list[int] = []  # events of graphs, two of each
 
     def _answer(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        if name == "cuEventRecord":
-            self.reached[args[0]] = sum(asked[0] == "cuGraphLaunch" for asked in self.asked)
+        if name == "cuEventRecordWithFlags":
+            self.marks.append(args[0])
         if name == "cuEventElapsedTime":
-            first, last = (self.reached[event] for event in args)
-            assert last == first + 1, "one replay is between two marks"
-            return (2.0 if last % FORMS else 1.0,)
+            first, last = (self.marks.index(event) for event in args)
+            assert not first % 2 and last == first + 1, "one graph is between two marks"
+            return (1.0 if first // 2 % FORMS else 2.0,)
         return super()._answer(name, args)
 
 

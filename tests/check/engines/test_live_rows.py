@@ -42,7 +42,7 @@ def launch() -> dict[str, Any]:
     }
 
 
-def test_rows_and_pages_are_numbered_anew() -> None:
+def test_rows_and_pages_are_renumbered() -> None:
     given = launch()
     live = LiveRows.of(given, LIMITS, STATES)
     assert live.rows.tolist() == [1, 3, 4, 5] and live.pages.tolist() == [0, 5, 8]

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from spark_engine.check.cli import main
 from spark_engine.check.texts import repeat as module
-from spark_engine.check.texts.repeat import SAID, TEXTS, Repeated, Run, repeat, show_repeated
+from spark_engine.check.texts.repeat import GENERATED, TEXTS, Repeated, Run, repeat, show_repeated
 from spark_engine.interface import DECODE, Limits
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded
@@ -52,7 +52,7 @@ def _rounding() -> Loaded:
 def test_an_engine_that_never_parts_from_itself() -> None:
     loaded = replace(build_fake(LIMITS, *BUCKETS), invariant=True)
     found = repeat(loaded, "e", 3, [[5, 6, 7]], QUIET)
-    assert (found.texts, found.tokens, found.invariant) == (TEXTS, TEXTS * SAID, True)
+    assert (found.texts, found.tokens, found.invariant) == (TEXTS, TEXTS * GENERATED, True)
     assert [run.arriving for run in found.runs] == ["as before", *["at other times"] * 2]
     assert all((run.same, run.agreement, run.prompt) == (TEXTS, 1.0, -1) for run in found.runs)
     assert found.passed
@@ -63,7 +63,7 @@ def test_a_bucket_that_rounds_otherwise_is_noise_unless_it_was_built_invariant()
     later = found.runs[1:]
     assert any(run.same < TEXTS for run in later) and found.passed
     worst = min(later, key=lambda run: run.same)
-    assert 0 < worst.agreement < 1 and 0 <= worst.prompt < TEXTS and 0 < worst.token < SAID
+    assert 0 < worst.agreement < 1 and 0 <= worst.prompt < TEXTS and 0 < worst.token < GENERATED
     again = repeat(replace(_rounding(), invariant=True), "e", 3, [], QUIET, seed=3)
     assert not again.passed
 
@@ -86,7 +86,7 @@ def test_prompts_fit_the_engine_and_half_of_them_begin_alike() -> None:
     loaded = build_fake(LIMITS, *BUCKETS)
     prompts = [r.prompt for r in module._requests(loaded, [[5, 6, 7]], random.Random(0))]
     assert prompts[0] == (5, 6, 7) and len(prompts) == TEXTS
-    assert max(map(len, prompts)) == 512 - SAID, "the longest is cut"
+    assert max(map(len, prompts)) == 512 - GENERATED, "the longest is cut"
     heads = [prompt[:130] for prompt in prompts]
     assert max(map(heads.count, heads)) >= TEXTS // 2 - 1
     small = build_fake(replace(LIMITS, max_context=8), *BUCKETS)

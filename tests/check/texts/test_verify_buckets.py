@@ -30,11 +30,11 @@ Feed = Any
 
 
 class Scripted:
-    """Says `said` at each position, and accepts as the contract says."""
+    """Says `tokens` at each position, and accepts as the contract says."""
 
-    def __init__(self, session: CheckSession, said: dict[int, list[int]]) -> None:
+    def __init__(self, session: CheckSession, tokens: dict[int, list[int]]) -> None:
         self.prompts = {text.slot: text.prompt for text in session.texts}
-        self.said, self.feeds = said, list[Feed]()
+        self.tokens, self.feeds = tokens, list[Feed]()
         self.at: dict[int, int] = {}
         self.last: dict[int, int] = {}
         self.spoil: Callable[[dict[str, Any]], None] | None = None
@@ -56,7 +56,7 @@ class Scripted:
                 first = int(ids[row, 0])
             fed = [first, *ids[row, 1:n].tolist()]
             place = start - self.prompts[slot]
-            mine = [self.said[slot][place + 1 + j] for j in range(n)]
+            mine = [self.tokens[slot][place + 1 + j] for j in range(n)]
             kept = 1
             while kept < n and fed[kept] == mine[kept - 1]:
                 kept += 1
@@ -72,11 +72,11 @@ class Scripted:
 def _case() -> tuple[CheckSession, Decoded]:
     session = greedy_session(LIMITS, BUCKETS)
     rng = np.random.default_rng(3)
-    said = {
+    tokens = {
         t.slot: rng.integers(0, VOCAB, len(t.ids) - t.prompt + 1).tolist() for t in session.texts
     }
-    logits = {s: [np.eye(VOCAB, dtype=np.float32)[i] for i in ids] for s, ids in said.items()}
-    return session, Decoded(said, logits)
+    logits = {s: [np.eye(VOCAB, dtype=np.float32)[i] for i in ids] for s, ids in tokens.items()}
+    return session, Decoded(tokens, logits)
 
 
 VERIFY = [key for key in BUCKETS if drafts_of(key[0])]
@@ -84,10 +84,10 @@ VERIFY = [key for key in BUCKETS if drafts_of(key[0])]
 
 def test_what_agrees_passes_and_everything_decoded_is_compared() -> None:
     session, decoded = _case()
-    runner: Any = Scripted(session, {s: list(ids) for s, ids in decoded.said.items()})
+    runner: Any = Scripted(session, {s: list(ids) for s, ids in decoded.tokens.items()})
     found = check_verify_buckets(runner, VERIFY, session, decoded, 1e-3, QUIET)
     assert [f.name for f in found] == [f"{family} of {rows} rows" for family, rows in VERIFY]
-    wanted = sum(len(ids) - 1 for ids in decoded.said.values())
+    wanted = sum(len(ids) - 1 for ids in decoded.tokens.values())
     assert all(f.passed and f.figures["tokens"] == wanted for f in found)
     later = [f for f in runner.feeds if len(f["token_ids"]) != 64 * len(f["slots"])]
     assert any((f["starts"] == -1).any() for f in later), "no round began from the states"
@@ -97,8 +97,8 @@ def test_what_agrees_passes_and_everything_decoded_is_compared() -> None:
 @pytest.mark.parametrize("fault", ["token", "accepted", "stale"])
 def test_another_token_and_another_count_are_found(fault: str) -> None:
     session, decoded = _case()
-    said = {s: list(ids) for s, ids in decoded.said.items()}
-    runner: Any = Scripted(session, said)
+    tokens = {s: list(ids) for s, ids in decoded.tokens.items()}
+    runner: Any = Scripted(session, tokens)
     launches = 0
 
     def spoil(shown: dict[str, Any]) -> None:
@@ -122,13 +122,13 @@ def test_a_near_tie_ends_a_text_without_blame() -> None:
     session, decoded = _case()
     logits = {s: [row.copy() for row in rows] for s, rows in decoded.logits.items()}
     slot = next(iter(logits))
-    said = {s: list(ids) for s, ids in decoded.said.items()}
-    other = (said[slot][4] + 1) % VOCAB
+    tokens = {s: list(ids) for s, ids in decoded.tokens.items()}
+    other = (tokens[slot][4] + 1) % VOCAB
     logits[slot][4][other] = 1 - 1e-6
-    said[slot][4] = other
-    runner: Any = Scripted(session, said)
+    tokens[slot][4] = other
+    runner: Any = Scripted(session, tokens)
     found = check_verify_buckets(
-        runner, VERIFY, session, Decoded(decoded.said, logits), 1e-3, QUIET
+        runner, VERIFY, session, Decoded(decoded.tokens, logits), 1e-3, QUIET
     )
     assert all(f.passed and f.figures["near_ties"] >= 1 for f in found)
 
@@ -214,7 +214,7 @@ def test_a_twin_drafts_as_the_engine_does(built: Path, tmp_path: Path) -> None:
 def test_engines_of_other_limits_are_refused_still(built: Path, tmp_path: Path) -> None:
     other = replace(OPTIONS, max_context=128)
     build(built / "m", tmp_path / "e", other, lambda text: None)
-    with pytest.raises(OptionError, match="other limits"):
+    with pytest.raises(OptionError, match="different limits"):
         run_check(built / "drafting", tmp_path / "e", ("model",), QUIET)
 
 

@@ -15,7 +15,7 @@ from spark_engine.errors import InternalError
 from spark_engine.manifest import StateInfo
 from spark_engine.tensors import DType, TensorSpec
 
-LIMITS = Thresholds("test", cosine=0.999, rel_l2=0.01, kl=0.01, tie=0.01, stray=0)
+LIMITS = Thresholds("test", cosine=0.999, rel_l2=0.01, kl=0.01, tie=0.01, outliers=0)
 
 
 def _results(**changes: Any) -> dict[str, Any]:
@@ -64,16 +64,16 @@ def test_a_near_tie_excuses_another_token() -> None:
     assert verdicts["logits"].figures["near_ties"] == 1
 
 
-def test_strays_of_logits_are_those_of_either_measure() -> None:
+def test_outliers_of_logits_are_those_of_either_measure() -> None:
     """Row 1 is too far off and chooses alike; row 2 chooses another token by a hair."""
     truth = np.array([[9, 0, 0], [0, 9, 0], [5, 4.8, 0]], np.float32)
     x = np.array([[9, 0, 0], [0, 10, 0], [4.86, 4.94, 0]], np.float32)
     limits = replace(LIMITS, rel_l2=0.05, kl=9)
     verdict = Compare(limits)({"logits": x}, {"logits": truth})["logits"]
-    assert (verdict.rows, verdict.strays) == (3, 1)
+    assert (verdict.rows, verdict.outliers) == (3, 1)
     assert "1 of 3 rows choose another token" in verdict.reason and "in row 1" in verdict.reason
     verdict = Compare(limits)({"logits": x[[0, 2]]}, {"logits": truth[[0, 2]]})["logits"]
-    assert verdict.strays == 1
+    assert verdict.outliers == 1
 
 
 def test_one_wrong_probability_of_many_is_the_rows() -> None:
@@ -81,7 +81,7 @@ def test_one_wrong_probability_of_many_is_the_rows() -> None:
     x = truth.copy()
     x[1, 7] = np.log(0.08)
     verdict = Compare(LIMITS)({"top_logprobs": x}, {"top_logprobs": truth})["top_logprobs"]
-    assert not verdict and (verdict.rows, verdict.strays) == (2, 1)
+    assert not verdict and (verdict.rows, verdict.outliers) == (2, 1)
 
 
 def test_rows_of_the_table() -> None:
@@ -128,10 +128,10 @@ def test_the_order_is_that_of_the_network() -> None:
     assert sorted(["token_counts", *names], key=place) == ["token_counts", *wanted]
 
 
-def test_a_few_strays_are_forgiven_where_the_thresholds_say_so() -> None:
+def test_a_few_outliers_are_tolerated_where_the_thresholds_say_so() -> None:
     finding = Finding("layers.0.out")
     finding.add(Verdict("layers.0.out", True, rows=95), "launch 0")
-    finding.add(Verdict("layers.0.out", False, "far off", rows=5, strays=5), "launch 1")
+    finding.add(Verdict("layers.0.out", False, "far off", rows=5, outliers=5), "launch 1")
     strict, lenient = copy.copy(finding), copy.copy(finding)
     strict.settle(0.04)
     lenient.settle(0.05)

@@ -58,14 +58,14 @@ def test_a_flip_is_excused_by_a_near_tie_of_the_reference_only() -> None:
     np.testing.assert_array_equal(near_tie_rows(truth, np.array([1, 1]), 0.01), [True, False])
 
 
-def test_a_row_is_a_stray_by_its_length_alone_and_by_its_direction_alone() -> None:
+def test_a_row_is_an_outlier_by_its_length_alone_and_by_its_direction_alone() -> None:
     truth = np.ones((4, 8))
     x = truth.copy()
     x[1] *= 1.5  # has the right direction
     x[2, 0] = -1  # not much too long
-    assert distance(x, truth, rel_l2=0.4, cosine=0.7).strays == 2
-    assert distance(x, truth, rel_l2=0.6, cosine=0.8).strays == 1
-    assert distance(x, truth, rel_l2=0.8, cosine=0.7).strays == 0
+    assert distance(x, truth, rel_l2=0.4, cosine=0.7).outliers == 2
+    assert distance(x, truth, rel_l2=0.6, cosine=0.8).outliers == 1
+    assert distance(x, truth, rel_l2=0.8, cosine=0.7).outliers == 0
 
 
 def test_zeros_point_nowhere() -> None:
@@ -75,11 +75,11 @@ def test_zeros_point_nowhere() -> None:
     assert distance(x, truth).cosine == 0
 
 
-def test_a_row_beyond_the_limit_of_kl_is_a_stray_though_it_chooses_alike() -> None:
+def test_a_row_beyond_the_limit_of_kl_is_an_outlier_though_it_chooses_alike() -> None:
     truth = np.log(np.array([[0.6, 0.4], [0.6, 0.4], [0.6, 0.4]]))
     x = np.log(np.array([[0.6, 0.4], [0.99, 0.01], [0.4, 0.6]]))
     d = logit_distance(x, truth, tie=0, kl_limit=0.5)
-    assert (d.flips, d.strays) == (1, 2)
+    assert (d.flips, d.outliers) == (1, 2)
 
 
 def test_a_candidates_own_near_tie_excuses_nothing() -> None:

@@ -33,19 +33,19 @@ def test_the_worst_figures_of_all_launches_are_kept() -> None:
     both = [{"cosine": 0.7, "rel_l2": 0.1, "same": 3}, {"cosine": 0.9, "rel_l2": 0.4, "same": 2}]
     kept = finding("x", *(Verdict("x", True, figures=f) for f in both)).figures
     assert kept == {"cosine": 0.7, "rel_l2": 0.4, "same": 2}
-    one, two = (finding("x", Verdict("x", True, figures=f, rows=5, strays=1)) for f in both)
+    one, two = (finding("x", Verdict("x", True, figures=f, rows=5, outliers=1)) for f in both)
     one.merge(two)
-    assert one.figures == kept and (one.rows, one.strays) == (10, 2)
+    assert one.figures == kept and (one.rows, one.outliers) == (10, 2)
 
 
-def test_a_hard_failure_fails_though_all_rows_may_stray() -> None:
+def test_a_hard_failure_fails_though_all_rows_may_be_outliers() -> None:
     hard = finding("x", Verdict("x", False, "NaN", hard=True), Verdict("x", True))
     hard.settle(1)
     assert not hard.passed and hard.where == "launch 0" and "NaN" in hard.reason
 
 
 def failed(name: str, reason: str = "far off") -> Finding:
-    return finding(name, Verdict(name, False, reason, strays=1, hard=True))
+    return finding(name, Verdict(name, False, reason, outliers=1, hard=True))
 
 
 def test_the_first_that_failed_is_named() -> None:
@@ -97,9 +97,9 @@ def test_limits_and_a_legend_come_with_the_figures() -> None:
     out = io.StringIO()
     show(CheckReport("engine", "reference", levels), Console(file=out, width=120))
     said = out.getvalue()
-    wanted = "limits: cosine >= 0.97, rel_l2 <= 0.25, kl <= 0.1, tie <= 0.08, stray <= 0.1"
+    wanted = "limits: cosine >= 0.97, rel_l2 <= 0.25, kl <= 0.1, tie <= 0.08, outliers <= 0.1"
     assert said.count(wanted) == 2
-    for key in (*figures, "tie", "stray"):
+    for key in (*figures, "tie", "outliers"):
         assert f"  {key:<10} " in said
     layer = said.partition("layer: ")[2]
     assert said.count("kind") == 2 and "kind (2)" not in layer, "logits are shown once"

@@ -11,9 +11,9 @@ ROUNDED = ("f32 quantised", "bf16", "bf16 quantised")
 NODES = ("f32 node", "bf16 node")
 
 
-def _passes(name: str, strays: int, rows: int = 100) -> bool:
-    finding = Finding("x", rows=rows, strays=strays)
-    finding.settle(load(name).stray)
+def _passes(name: str, outliers: int, rows: int = 100) -> bool:
+    finding = Finding("x", rows=rows, outliers=outliers)
+    finding.settle(load(name).outliers)
     return finding.passed
 
 
@@ -22,11 +22,11 @@ def test_the_rows_are_these() -> None:
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_a_tenth_of_the_rows_may_stray_and_no_more(name: str) -> None:
+def test_a_tenth_of_the_rows_may_be_outliers_and_no_more(name: str) -> None:
     assert _passes(name, 10) and not _passes(name, 15) and not _passes(name, 11)
 
 
-def test_no_row_of_an_unrounded_engine_may_stray() -> None:
+def test_no_row_of_an_unrounded_engine_may_be_an_outlier() -> None:
     assert _passes("f32", 0) and not _passes("f32", 1, 10_000)
 
 

@@ -7,6 +7,7 @@ from spark_engine.plugins.common import random_arrays
 from spark_engine.plugins.formats import quantised
 from spark_engine.plugins.ops.moe import grouped_moe
 from spark_engine.tensors import Array, DType
+from tests.plugins.cases.scales import static_scales
 
 
 def _moe_norm_quant(
@@ -27,7 +28,7 @@ def _moe_norm_quant(
         if rows > 5:
             x[1], x[5], residual[3] = 0, np.nan, 0
         norm_weight = random_arrays.positive(rng, sizes[2])
-        scales = [random_arrays.static_scales(rng, n)]
+        scales = [static_scales(rng, n)]
         narrow = dtype.numpy
         operands = (x.astype(narrow), ids, weights, residual.astype(narrow), norm_weight, *params)
         return (*operands, *scales[: quantised.takes_scales(attrs)])

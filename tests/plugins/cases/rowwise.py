@@ -9,6 +9,7 @@ from spark_engine.plugins.ops.rowwise import sigmoid_gate
 from spark_engine.plugins.ops.rowwise.sigmoid_gate import arrays
 from spark_engine.tensors import Array, DType
 from tests.plugins.cases.awkward import awkward
+from tests.plugins.cases.scales import static_scales
 
 
 def _norm_quant_inputs(attrs: Attrs, rows: int, width: int, dtype: DType = DType.F32) -> Inputs:
@@ -18,7 +19,7 @@ def _norm_quant_inputs(attrs: Attrs, rows: int, width: int, dtype: DType = DType
         if attrs["add"]:
             operands.append(random_arrays.normal(rng, rows, width, dtype=dtype))
         if quantised.takes_scales(attrs):
-            operands.append(random_arrays.static_scales(rng, int(attrs["n"])))
+            operands.append(static_scales(rng, int(attrs["n"])))
         return tuple(operands)
 
     return make
@@ -103,7 +104,7 @@ def _act_quant(
         )
         if act == "sigmoid_gate":
             operands = sigmoid_gate.arrays(rng, rows, 2, k // 2, dtype)
-        scales = random_arrays.static_scales(rng, n)
+        scales = static_scales(rng, n)
         return (*operands, scales) if quantised.takes_scales(attrs) else operands
 
     label = f"{act} {rows}x{k} {quant} n{n} keep{keep} {dtype}"

@@ -3,7 +3,7 @@
 //
 // Memory of a block is filled with 0xFF. Copies (cp.async) arrive at once, or as late as a wait
 // lets them (`late`): a wait that is missing shows in the second, a place written too early in the
-// first. Warps run in an order drawn anew each time that all have run. Matrix instructions are the
+// first. Warps run in an order drawn again each time that all have run. Matrix instructions are the
 // PTX manual's sums, in double precision. Left out is what the kernels that are tested here do not
 // use. Blocks of a cluster run side by side (clusters.cuh), other blocks one after the other.
 //

@@ -59,7 +59,9 @@ def margin(case: Case, arrays: tuple[Array, ...], row: int) -> float:
     clean = logits[row].astype(np.float64)
     used = until[slot] > starts[row] + counts[row]
     bias = (bias_ids[slot][used], bias_values[slot][used])
-    z = sample._penalised(clean, token_counts[slot], floats[slot], bias)[: int(case.attrs["vocab"])]
+    z = sample.penalised_row(clean, token_counts[slot], floats[slot], bias)[
+        : int(case.attrs["vocab"])
+    ]
     z = sample.masked(z, allow[slot]) if integers[slot, 3] == 1 else z
     total = np.cumsum(sample.kept_weights(z, floats[slot], int(integers[slot, 0])))
     u = philox.uniform(int(starts[row] + counts[row]), [int(s) for s in integers[slot, 1:3]])

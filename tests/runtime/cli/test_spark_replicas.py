@@ -157,7 +157,7 @@ def test_what_the_user_names_does_not_follow_the_engine() -> None:
     assert (plan.folder, plan.gpus, plan.target, plan.cpus) == ("/f", 4.0, 3.0, 1.0)
     again = moved(plan, "/f", _manifest(ranks=4))
     assert again.version == plan.version, "the same engine"
-    assert moved(plan, "/f", _manifest(ranks=4, seqs=8)).version != plan.version, "built anew"
+    assert moved(plan, "/f", _manifest(ranks=4, seqs=8)).version != plan.version, "built again"
 
 
 def test_nothing_listens_before_the_replicas_are_there() -> None:

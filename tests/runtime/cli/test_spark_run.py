@@ -199,11 +199,11 @@ def test_a_chat_needs_a_terminal_to_type_and_to_read(monkeypatch: pytest.MonkeyP
     for stdin, stdout in ((True, True), (False, True), (False, False)):
         monkeypatch.setattr(sys.stdin, "isatty", lambda stdin=stdin: stdin)
         monkeypatch.setattr(sys.stdout, "isatty", lambda stdout=stdout: stdout)
-        said[stdin, stdout] = cli._unasked()
+        said[stdin, stdout] = cli._default_mode()
     assert said == {(True, True): "terminal", (False, True): "chat", (False, False): "chat"}
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     with pytest.raises(OptionError, match="no terminal to chat on"):
-        cli._unasked()
+        cli._default_mode()
 
 
 def test_thought_and_answer_are_distinguished(capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,7 +258,7 @@ def test_a_clone_that_cannot_be_written_uses_the_cache(
     (tmp_path / "pyproject.toml").touch()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert embedded.engine_folder(checkpoint, tmp_path / "c").is_relative_to(tmp_path / "c")
-    for stale in (True, False):  # an engine of another version cannot be built anew there
+    for stale in (True, False):  # an engine of another version cannot be built again there
         monkeypatch.setattr(embedded, "is_stale", lambda folder, checkpoint, stale=stale: stale)
         found = embedded.engine_folder(checkpoint, tmp_path / "c")
         assert (found == tmp_path / "engines" / "tiny") is not stale

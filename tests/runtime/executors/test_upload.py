@@ -101,3 +101,12 @@ def test_the_process_ends_when_the_upload_is_given_up(tmp_path: Path) -> None:
     assert made._reader.returncode is not None
     resources.close()
     assert gpu.held == {**NOTHING, "contexts": 1}
+
+
+def test_a_gpu_that_registers_no_memory_copies_from_pageable_memory(tmp_path: Path) -> None:
+    path, data = write(tmp_path, 2 * CHUNK)
+    gpu = FakeGpu({})
+    gpu.registers = False
+    resources = DeviceResources(gpu)  # type: ignore[arg-type]
+    address = upload.Upload(resources, path, CHUNK, lambda index, digest: None).wait()
+    assert gpu.at(address, len(data)).tobytes() == data and "register" not in gpu.calls

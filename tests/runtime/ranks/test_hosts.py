@@ -180,7 +180,7 @@ def test_tp_is_what_the_engine_was_built_for(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_passing_error_is_reported_and_tried_again(error: Exception, code: int) -> None:
     answers: list[bytes] = []
     receiver = cast(Any, SimpleNamespace(answer=answers.append))
-    assert rank_process._fallen(receiver, error) == code
+    assert rank_process._report_failure(receiver, error) == code
     (answer,) = map(ANSWER.decode, answers)
     assert isinstance(answer, RankFailed)
     assert answer.passing == isinstance(error, CapacityError)

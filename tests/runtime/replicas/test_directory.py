@@ -33,9 +33,9 @@ class Clock:
 def test_a_replica_without_heartbeats_is_no_longer_listed() -> None:
     clock = Clock()
     found = Directory(clock)
-    found.hear("a", "http://a", NOTHING)
+    found.register("a", "http://a", NOTHING)
     clock.now += LEASE_S - 1
-    found.hear("b", "http://b", NOTHING)
+    found.register("b", "http://b", NOTHING)
     assert found.names() == ([("a", "http://a"), ("b", "http://b")], True)
     clock.now += 2
     assert found.names() == ([("b", "http://b")], False)
@@ -46,23 +46,23 @@ def test_a_replica_without_heartbeats_is_no_longer_listed() -> None:
 def test_a_new_directory_learns_the_newest_plan_from_the_replicas() -> None:
     old = Directory()
     old.note(b"first")
-    late = old.hear("a", "http://a", NOTHING)
+    late = old.register("a", "http://a", NOTHING)
     old.note(b"second")
-    known = old.hear("b", "http://b", NOTHING)
+    known = old.register("b", "http://b", NOTHING)
     new = Directory()
     assert new.plan() == b""
-    new.hear("a", "http://a", late)
+    new.register("a", "http://a", late)
     assert new.plan() == b"first"
-    assert new.hear("b", "http://b", known) == known and new.plan() == b"second"
-    assert new.hear("a", "http://a", late) == known, "a late heartbeat gets the newest plan"
+    assert new.register("b", "http://b", known) == known and new.plan() == b"second"
+    assert new.register("a", "http://a", late) == known, "a late heartbeat gets the newest plan"
     new.note(b"")  # all is removed: a replica that is shutting down must not place it again
-    new.hear("a", "http://a", known)
+    new.register("a", "http://a", known)
     assert new.plan() == b""
 
 
 def test_what_is_noted_is_newer_than_what_a_faster_clock_noted() -> None:
     found = Directory()
-    found.hear("a", "http://a", (time.time_ns() + 10**12, b"of a fast clock"))
+    found.register("a", "http://a", (time.time_ns() + 10**12, b"of a fast clock"))
     found.note(b"mine")
     assert found.plan() == b"mine"
 

@@ -220,7 +220,7 @@ def test_readers_create_no_directory(cluster: Cluster, placing: Any) -> None:
     assert cluster.directory is None
     placing.place(PLAN)
     assert cluster.directory is not None
-    cluster.directory.hear("a", "http://a", NOTHING)
+    cluster.directory.register("a", "http://a", NOTHING)
     assert placing.named() == ([("a", "http://a")], True)
 
 

@@ -137,7 +137,7 @@ def hostile_folders(at: Attacker, engine: Path, folder: Path) -> None:
 
 
 def link(engine: Path, copy: Path) -> None:
-    """The same folder of hard links, where files may be written anew."""
+    """The same folder of hard links, where files may be written again."""
     for path in engine.rglob("*"):
         if path.is_file():
             target = copy / path.relative_to(engine)

@@ -32,8 +32,8 @@ struct Tiles {
   Bounds bounds[GROUP / 32];
 };
 
-// A consumer's place in its warpgroup and in fragments; computed anew where it is asked for, which
-// costs fewer registers than it takes.
+// A consumer's place in its warpgroup and in fragments; computed again at each use, which costs
+// fewer registers than keeping it.
 struct Lane {
   int thread = forget(threadIdx.x), id = thread % 32, warp = thread % GROUP / 32;
   int row = id / 4, pair = id % 4 * 2;

@@ -45,7 +45,7 @@ struct Parts {
   DEVICE Parts(const Problem& p, u32 tile)
       : start(tile * p.stages), first(p.owner(start)), last(p.owner(start + p.stages - 1)) {}
   DEVICE u32 count() const { return last - first + 1; }
-  // Two parts are added by the block of the first, which has it at hand.
+  // Two parts are added by the block of the first, which still has it.
   DEVICE bool two() const { return last == first + 1; }
   // Which of a block's two tiles this is.
   DEVICE u32 which(const Problem& p, u32 block) const { return p.begin(block) < start; }

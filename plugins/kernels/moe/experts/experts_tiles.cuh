@@ -73,7 +73,7 @@ DEVICE float inner_of(const float (&v)[4], int column, const Factors& f, int i) 
   return silu_mul(__fmul_rn(v[column], f.low[i]), __fmul_rn(v[2 + column], f.high[i]));
 }
 
-// The block scale's code of a maximum, given as bits lest a NaN is lost, and the code of a value.
+// The block scale's code of a maximum, given as bits to keep a NaN, and the code of a value.
 DEVICE u8 scale_code(u32 most, float gain) { return to_e4m3(__uint_as_float(most) / 6.0f * gain); }
 DEVICE u32 value_code(float v, float gain, float scale) {
   return scale == 0.0f ? 0 : to_e2m1(v * gain, scale);

@@ -27,7 +27,7 @@ DEVICE int scale_place(int block) { return (block >> 2) * 4 + (block & 1) * 2 + 
 // The place in a word of the code of k, of eight.
 DEVICE int nibble(int k) { return 0x51374062 >> 4 * k & 7; }
 
-// The instruction; its emulation is called, lest the code of a tile is that of 64 emulations.
+// The instruction; its emulation is a call, so that a tile does not contain it 64 times.
 #if defined(__CUDA_ARCH_SPECIFIC__) && __CUDA_ARCH_SPECIFIC__ / 100 == 12
 DEVICE void multiply_codes(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scale_a,
                            u32 scale_b) {

@@ -1,5 +1,5 @@
 // Grouped GEMM of experts in FP8, many tokens: y = Σ_e weight_e · w2_e(silu(gate_e(x)) · up_e(x)).
-// sm_90a. QUANT 2: scales of 128 x 128 blocks (times: docs/results/layouts_h100.md). QUANT 4: of
+// sm_90a. QUANT 2: scales of 128 x 128 blocks (times: docs/results/layouts.md). QUANT 4: of
 // rows (emulated, not yet run; log/moe/experts_wide_wgmma_sm90.md).
 //
 // Launches: moe_count and moe_sort cut the pairs (token, expert) into tiles of up to BLOCK_M tokens

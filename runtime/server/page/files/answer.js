@@ -81,11 +81,11 @@ function take(node, chunk, clock) {
     node.reasoning += thought;
   }
   if (delta.content) {
-    clock.said();
+    clock.answered();
     node.content += delta.content;
   }
   for (const call of delta.tool_calls ?? []) {
-    clock.said();
+    clock.answered();
     takeCall(node.calls, call);
   }
   if (delta.refusal) node.content += delta.refusal;
@@ -121,7 +121,7 @@ class Clock {
     this.stats.thought = (this.last - this.thoughtStart) / 1000;
   }
 
-  said() {
+  answered() {
     this.#token();
     if (this.thoughtStart && !this.thoughtEnd) {
       this.thoughtEnd = this.last;

@@ -99,7 +99,7 @@ export function saveFile(name, type, text) {
 
 // What a screen reader says next.
 export function say(words) {
-  document.getElementById("said").textContent = words;
+  document.getElementById("spoken").textContent = words;
 }
 
 let toastTimer = 0;

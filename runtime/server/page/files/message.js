@@ -1,4 +1,4 @@
-// One message on the screen: what was said, thought and called, its figures, and what can be done.
+// One message on the screen: its text, reasoning and tool calls, its figures, and what can be done.
 
 import { filesView } from "./attachments.js";
 import { copyButton, copyText, count, h, icon, iconButton, say, seconds } from "./dom.js";
@@ -184,7 +184,7 @@ export class MessageView {
   }
 }
 
-// Whether an answer ended before its end, in its text: a thought or a call is made anew.
+// Whether an answer ended before its end, in its text: a thought or a call is made again.
 function canContinue({ state, finish, content, calls }) {
   const early = state === "stopped" || state === "cut" || state === "error" || (state === "done" && finish === "length");
   return early && Boolean(content?.trim()) && !calls?.length;

@@ -35,7 +35,7 @@ const RATE_S = 4; // over which a rate is taken
 const LATENCY_S = 15; // and a quantile
 const KEPT_S = 15 * 60 + 30;
 
-// What the server said over time. `at` is in seconds.
+// What the server reported over time. `at` is in seconds.
 export class History {
   constructor() {
     this.rows = []; // {at, values, points}

@@ -3,10 +3,10 @@
 import numpy as np
 
 from spark_engine.op import Attrs, Case, rtol_of
-from spark_engine.plugins.common import random_arrays
 from spark_engine.plugins.formats import quantised
 from spark_engine.tensors import Array, DType
 from tests.plugins.cases.delta_rule import gated_norm
+from tests.plugins.cases.scales import static_scales
 
 
 def _case(
@@ -23,7 +23,7 @@ def _case(
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
         operands = gated_norm.arrays(rng, rows, heads, dim, 9, dtype)
-        scales = random_arrays.static_scales(rng, n)
+        scales = static_scales(rng, n)
         return (*operands, scales) if quantised.takes_scales(attrs) else operands
 
     label = f"{rows} rows {heads}x{dim} {quant} n{n} keep{keep} {dtype}"

@@ -29,7 +29,7 @@ from spark_engine.runtime.cli.terminal.session import Session
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.request import capacity
 from spark_engine.runtime.server.engine_client import engine_folder
-from spark_engine.runtime.server.prompts.conversation import ChatOptions
+from spark_engine.runtime.server.prompts.chat_options import ChatOptions
 from spark_engine.vision import VisionInfo
 from tests.runtime import small_engine
 

@@ -84,7 +84,7 @@ def test_save_and_load_remember_the_file(
 
 
 def test_what_follows_a_command(chat: ChatHistory) -> None:
-    with pytest.raises(RequestError, match="nothing was asked"):
+    with pytest.raises(RequestError, match="no message was sent yet"):
         run("/retry", chat)
     chat.ask("hi")
     chat.reply({})
@@ -102,7 +102,7 @@ def test_names_of_other_programs_work(chat: ChatHistory) -> None:
 
 
 def test_undo_removes_a_question_with_its_answer(chat: ChatHistory) -> None:
-    with pytest.raises(RequestError, match="nothing was asked"):
+    with pytest.raises(RequestError, match="no message was sent yet"):
         run("/undo", chat)
     for text in ("one", "two"):
         chat.ask(text)

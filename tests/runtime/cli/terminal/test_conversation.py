@@ -46,7 +46,7 @@ def test_a_saved_chat_is_a_request_and_is_loaded_again(tmp_path: Path) -> None:
     assert other.prompt() == chat.prompt() and other.thinking is False and other.file == file
     assert other.settings == chat.settings
     other.save(file)  # its own file
-    with pytest.raises(OptionError, match="is there already"):
+    with pytest.raises(OptionError, match="exists already"):
         ChatHistory("small", 256).save(file)
 
 
@@ -93,7 +93,7 @@ def test_an_answer_is_taken_back_and_asked_again() -> None:
     assert chat.messages[-1] == {"role": "user", "content": "and?"}
     chat.clear()
     assert chat.prompt() == [{"role": "system", "content": "Be brief."}]
-    with pytest.raises(RequestError, match="nothing was asked"):
+    with pytest.raises(RequestError, match="no message was sent yet"):
         chat.take_back_answer()
 
 

@@ -19,7 +19,7 @@ from spark_engine.runtime.images.decode import decode
 from spark_engine.runtime.images.sizes import BadImage
 from spark_engine.runtime.server.api import stored_items
 from spark_engine.runtime.server.prompts import preparer, prompt_images
-from spark_engine.runtime.server.prompts.conversation import ChatOptions
+from spark_engine.runtime.server.prompts.chat_options import ChatOptions
 from spark_engine.runtime.server.service import service as service_module
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.image_parts import find_images

@@ -1,5 +1,5 @@
 """An engine folder that is built again while it is served, or while it is being loaded: what runs
-continues, and what starts anew never mixes the two."""
+continues, and what starts again never mixes the two."""
 
 import asyncio
 import os
@@ -20,9 +20,10 @@ from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server.engine_client import engine_folder, supervisor, worker
 from spark_engine.runtime.server.engine_client.client import EngineClient, Mailbox
 from spark_engine.runtime.server.engine_client.supervisor import Supervision
-from spark_engine.runtime.server.process import open_service, server
+from spark_engine.runtime.server.process import server
 from spark_engine.runtime.server.process.open_service import worker_command
 from spark_engine.runtime.server.process.options import ServerOptions
+from spark_engine.runtime.server.prompts import text_files
 from tests.runtime import small_engine
 
 
@@ -165,7 +166,7 @@ def test_a_server_does_not_start_with_texts_that_were_replaced_after_the_engine_
     built: tuple[Path, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine process may be done before the tokenizer is read."""
-    read = open_service.read_tokenizer
+    read = text_files.read_tokenizer
 
     def after(path: Path) -> object:
         manifest = path / "manifest.json"
@@ -173,7 +174,7 @@ def test_a_server_does_not_start_with_texts_that_were_replaced_after_the_engine_
         (path / "other").rename(manifest)
         return read(path)
 
-    monkeypatch.setattr(open_service, "read_tokenizer", after)
+    monkeypatch.setattr(text_files, "read_tokenizer", after)
     command = worker_command(folder, EngineOptions())
     with pytest.raises(EngineError, match="while it was being loaded: start again"):
         asyncio.run(server.serve(command, folder, ServerOptions(port=0)))

@@ -52,28 +52,28 @@ def test_backoff_grows_and_ends() -> None:
 def test_the_watchdog_wants_answers_always_and_steps_where_some_are_owed() -> None:
     dog = Watchdog(10, 0)
     for now in range(1, 10):
-        dog.tick(now, 1, owes=False)
+        dog.tick(now, 1, has_work=False)
     dog.on_message(9.5, step=False)
-    assert dog.complaint(19.4, owes=False) is None
-    assert "has not answered for 10 s" in str(dog.complaint(19.6, owes=False))
+    assert dog.complaint(19.4, has_work=False) is None
+    assert "has not answered for 10 s" in str(dog.complaint(19.6, has_work=False))
     dog.on_message(19.4, step=False)
-    assert "no step has ended for 11 s" in str(dog.complaint(20, owes=True)), "since 9"
+    assert "no step has ended for 11 s" in str(dog.complaint(20, has_work=True)), "since 9"
     dog.on_message(20, step=True)
-    assert dog.complaint(29.9, owes=True) is None
-    assert Watchdog(0, 0).complaint(1e6, owes=True) is None
+    assert dog.complaint(29.9, has_work=True) is None
+    assert Watchdog(0, 0).complaint(1e6, has_work=True) is None
 
 
 def test_time_in_which_the_server_itself_did_not_run_is_not_counted() -> None:
     dog = Watchdog(10, 0)
-    dog.tick(1, 1, owes=True)
-    dog.tick(31, 1, owes=True)
-    assert dog.complaint(31, owes=True) is None
-    assert dog.complaint(38.9, owes=True) is None, "29 of the 31 seconds do not count"
-    assert dog.complaint(39.1, owes=True) is not None
+    dog.tick(1, 1, has_work=True)
+    dog.tick(31, 1, has_work=True)
+    assert dog.complaint(31, has_work=True) is None
+    assert dog.complaint(38.9, has_work=True) is None, "29 of the 31 seconds do not count"
+    assert dog.complaint(39.1, has_work=True) is not None
     slow = Watchdog(10, 0)
     for now in range(2, 16, 2):  # a little late each time
-        slow.tick(now, 1, owes=True)
-    assert slow.complaint(14, owes=True) is not None
+        slow.tick(now, 1, has_work=True)
+    assert slow.complaint(14, has_work=True) is not None
 
 
 class Lives(EngineClient):

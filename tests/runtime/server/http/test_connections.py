@@ -20,7 +20,7 @@ from typing import Any, cast
 import pytest
 import uvicorn
 
-from spark_engine.runtime.server.http import connections
+from spark_engine.runtime.server.http import descriptors
 from spark_engine.runtime.server.http.connections import Connection, Connections
 from tests.clocks import StandingLoop
 
@@ -351,10 +351,10 @@ def test_the_descriptors_are_raised_and_shared_out(monkeypatch: pytest.MonkeyPat
     limits = [(64, 4096)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
-    assert connections.raise_descriptor_limit() == 4096 and limits[-1] == (4096, 4096)
-    assert connections.raise_descriptor_limit() == 4096 and len(limits) == 2
+    assert descriptors.raise_descriptor_limit() == 4096 and limits[-1] == (4096, 4096)
+    assert descriptors.raise_descriptor_limit() == 4096 and len(limits) == 2
     limits.append((1024, resource.RLIM_INFINITY))
-    assert connections.raise_descriptor_limit() == 1 << 20
+    assert descriptors.raise_descriptor_limit() == 1 << 20
     monkeypatch.setattr(os, "listdir", lambda _: ["0"] * 30)
-    assert connections.connection_capacity(64) == 64 - 30 - connections.SPARE
-    assert connections.connection_capacity(32) == 1
+    assert descriptors.connection_capacity(64) == 64 - 30 - descriptors.SPARE
+    assert descriptors.connection_capacity(32) == 1

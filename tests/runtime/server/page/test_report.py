@@ -16,7 +16,7 @@ from spark_engine.manifest import (
 )
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo
 from spark_engine.runtime.server.page.report import make_report
-from spark_engine.runtime.server.prompts.conversation import ChatOptions
+from spark_engine.runtime.server.prompts.chat_options import ChatOptions
 from spark_engine.tensors import DType
 
 LIMITS = Limits(max_seqs=4, max_context=64, pages=4, vocab=512)

@@ -8,8 +8,8 @@ from pathlib import Path
 from spark_engine.engine_file import TOKENIZER
 from spark_engine.interface import Limits
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo
+from spark_engine.runtime.server.prompts.chat_options import ChatOptions
 from spark_engine.runtime.server.prompts.contract import Setup
-from spark_engine.runtime.server.prompts.conversation import ChatOptions
 from spark_engine.runtime.server.prompts.pool import WorkerPool
 from tests.runtime import small_tokenizer
 

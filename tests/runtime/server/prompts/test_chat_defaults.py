@@ -6,7 +6,8 @@ import pytest
 
 from spark_engine.errors import OptionError
 from spark_engine.runtime.cli.options.answer_options import CHAT
-from spark_engine.runtime.server.prompts.conversation import ChatOptions, ChatReader
+from spark_engine.runtime.server.prompts.chat_options import ChatOptions
+from spark_engine.runtime.server.prompts.conversation import ChatReader
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.thinking import EFFORTS, nearest
 from tests.runtime import small_tokenizer

@@ -8,7 +8,8 @@ import pytest
 
 from spark_engine.errors import OptionError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
-from spark_engine.runtime.server.prompts.conversation import ChatOptions, ChatReader
+from spark_engine.runtime.server.prompts.chat_options import ChatOptions
+from spark_engine.runtime.server.prompts.conversation import ChatReader
 from tests.runtime.server.api.api_client import ApiClient, events, tokenizer
 
 USER = [{"role": "user", "content": "hi"}]

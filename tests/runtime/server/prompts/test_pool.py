@@ -24,6 +24,7 @@ from PIL import Image
 from spark_engine.errors import EngineError
 from spark_engine.runtime.server.engine_client.client import Busy
 from spark_engine.runtime.server.prompts import decoded_files, limits, processes
+from spark_engine.runtime.server.prompts.chat_options import ChatOptions
 from spark_engine.runtime.server.prompts.contract import (
     BodyRefused,
     Fetch,
@@ -36,7 +37,6 @@ from spark_engine.runtime.server.prompts.contract import (
     decode_job,
     encode,
 )
-from spark_engine.runtime.server.prompts.conversation import ChatOptions
 from spark_engine.runtime.server.prompts.decoded_files import DecodedFiles
 from spark_engine.runtime.server.prompts.pool import WorkerPool
 from spark_engine.runtime.structured.fields import StructuredFields

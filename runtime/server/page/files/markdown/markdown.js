@@ -16,7 +16,7 @@ const CELLS = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
 const MATH = /^ {0,3}(?:\$\$|\\\[)/;
 const DEEPEST = 12; // quotes and lists within one another; deeper ones stay text
 
-// Renders into `box` again and again as a text grows: only what changed is made anew.
+// Renders into `box` again and again as a text grows: only what changed is made again.
 export class Markdown {
   #box;
   #text = "";
