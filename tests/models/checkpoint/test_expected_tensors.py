@@ -173,7 +173,7 @@ def test_a_head_that_is_missing_and_not_tied(tmp_path: Path) -> None:
         ("fp8", "mlp.up_proj.weight_scale", DType.I32),
         ("nvfp4", "mlp.up_proj.weight", DType.F8E4M3),
         ("nvfp4", "mlp.up_proj.weight_scale", DType.U8),
-        ("nvfp4", "mlp.up_proj.weight_scale_2", DType.BF16),
+        ("nvfp4", "mlp.up_proj.weight_scale_2", DType.U8),
     ],
 )
 def test_a_dtype_that_no_scheme_has_is_named(
