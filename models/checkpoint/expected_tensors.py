@@ -33,8 +33,10 @@ TEXT, MTP, VISION, OTHER = "text", "mtp", "vision", "other"
 # what rounds the products inside attention, which are exact here.
 ASIDE = ("score.", "v_head.", "audio_tower.", "model.audio_tower.", "model.audio_projector.")
 STACK_SCALE = "_scale_inv"  # of stacked experts in FP8 blocks, after the tensor's name
-COMPUTED = (".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq")
-COMPUTED += (".self_attn.q_scale", ".self_attn.prob_scale")
+COMPUTED = (
+    ".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq",
+    ".self_attn.q_scale", ".self_attn.prob_scale",
+)  # fmt: skip
 _NEED = {ValueKind.TIED_HEAD: "rare", ValueKind.CACHE_SCALE: "rare"}
 
 
