@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,6 +22,7 @@ from spark_engine.tensors import Array, DType, TensorSpec
 
 ROUND = "to_bf16"  # the op of a recipe
 Ranges = tuple[tuple[int, int], ...]
+Verified = Literal["finite", "codes", "whole_scale", "input_scale", "part_scale", "signed_scale"]
 
 
 class Reads(Protocol):
@@ -89,7 +90,6 @@ class Weight:
     recipe: Recipe
 
     def evaluate(self, checkpoint: Reads) -> Array:
-        """The array of `spec`'s dtype and shape."""
         return self.recipe.evaluate(checkpoint)
 
 
@@ -107,12 +107,10 @@ class _Rows:
 
 
 def weight(name: str, recipe: Recipe) -> Weight:
-    """A weight with its recipe's spec."""
     return Weight(TensorSpec(name, recipe.dtype, recipe.shape), recipe)
 
 
 def source(name: str, dtype: DType, shape: Sequence[int]) -> Recipe:
-    """A tensor of the file, unchanged."""
     return Recipe("source", dtype, tuple(shape), source=name)
 
 
@@ -133,34 +131,14 @@ def cast(x: Recipe, dtype: DType = DType.F32) -> Recipe:
     return x if x.dtype is dtype else Recipe("cast", dtype, x.shape, (x,))
 
 
-def codes(x: Recipe) -> Recipe:
-    """FP8 codes of the file, refused where one is NaN (`value_checks.py`, as the two below)."""
-    return Recipe("codes", x.dtype, x.shape, (x,))
+def verified(x: Recipe, what: Verified) -> Recipe:
+    """Values of the file, refused (`value_checks.py`) if they are no `what`.
 
-
-def finite(x: Recipe) -> Recipe:
-    """A plain tensor of the file, refused where a number is infinite or NaN."""
-    return Recipe("finite", x.dtype, x.shape, (x,))
-
-
-def whole_scale(x: Recipe) -> Recipe:
-    """A tensor's own scale in the file, refused unless it is finite and above 0."""
-    return Recipe("whole_scale", x.dtype, x.shape, (x,))
-
-
-def input_scale(x: Recipe) -> Recipe:
-    """The scale of an expert's input in the file, refused if it is negative or NaN."""
-    return Recipe("input_scale", x.dtype, x.shape, (x,))
-
-
-def part_scale(x: Recipe) -> Recipe:
-    """Scales of rows, blocks or groups in the file, refused unless finite and 0 or above."""
-    return Recipe("part_scale", x.dtype, x.shape, (x,))
-
-
-def signed_scale(x: Recipe) -> Recipe:
-    """Scales of groups in the file, of any sign, refused unless finite."""
-    return Recipe("signed_scale", x.dtype, x.shape, (x,))
+    Plain numbers: finite. FP8 codes: none NaN. A whole tensor's scale: finite and above 0. An
+    expert's input scale: 0 or above. Scales of parts (rows, blocks, groups): finite and 0 or above;
+    signed ones: finite.
+    """
+    return Recipe(what, x.dtype, x.shape, (x,))
 
 
 def checked(x: Recipe, other: Recipe, check: Callable[[Array], None]) -> Recipe:

@@ -95,7 +95,7 @@ class Model:
         known = self.expected.get(self.layout.file_name(name))
         if known is None or known.scheme is not Scheme.PLAIN or _is_scale(known.row):
             return share
-        return recipes.finite(share)
+        return recipes.verified(share, "finite")
 
     def whole(self, name: str) -> recipes.Recipe:
         """The recipe that reads all of a tensor. Of a slice it reads the rows, and the scales that
