@@ -60,10 +60,8 @@ class OrtBackend(Backend):
 
     def __init__(self, plan: BuildPlan, ops: Ops, cubins: Path) -> None:
         self._target, self._ops, self._ranks = plan.target, ops, plan.ranks
-        self._buckets, self._arenas = (
-            plan.buckets,
-            dict[bytes, int](),
-        )  # by model: its arena's bytes
+        self._buckets = plan.buckets
+        self._arenas: dict[bytes, int] = {}  # by model: its arena's bytes
 
     def emit(self, graph: FamilyGraph, size: Size, weights: Mapping[str, WeightEntry]) -> Emitted:
         """An ONNX model.
@@ -81,7 +79,7 @@ class OrtBackend(Backend):
         memory = self._memory(graph, size, payload, made)
         seconds = predicted_seconds(graph, size, payload)
         if self._ranks > 1:
-            payload = encode_segments(graph.graph, size, weights, self._ops, [*inner])
+            payload = encode_segments(graph.graph, size, dims, weights, self._ops, [*inner])
         return Emitted(made, payload, memory, seconds)
 
     def _memory(
@@ -165,11 +163,12 @@ def encode(
 def encode_segments(
     graph: gs.Graph,
     size: Size,
+    dims: dict[str, int],
     weights: Mapping[str, WeightEntry],
     ops: Ops,
     inner: Sequence[str] = (),
 ) -> bytes:
-    """The bucket's payload where ranks share it: the graph cut at its collectives.
+    """The bucket's payload for ranks: the graph cut at its collectives; `dims` as for `encode`.
 
     A segment's outputs are the values that a later step reads, and those of the bucket's outputs
     and of `inner` that it computes. Raises GraphError as `encode` does.
@@ -193,7 +192,7 @@ def encode_segments(
             continue
         used = [*read.values()]
         name = weights_name(0)
-        model = _encoded(part, used, kept, {}, weights, ops, name)
+        model = _encoded(part, used, kept, dims, weights, ops, name)
         names = tuple(t.name for t in used if t.name not in weights)
         assert all(n in known or n in passed or n in shown for n in names)
         steps.append(Segment(model, names, tuple(t.name for t in kept)))
