@@ -1,4 +1,4 @@
-"""An engine that says a script: its target's and its draft head's tokens are decided beforehand.
+"""An engine that follows a script: the tokens of target and draft head are decided beforehand.
 
 Everything runs as it would, but that just before a token is chosen from logits, those of the id
 that the script has are set to the largest. So an engine of drawn weights answers as recorded, with
@@ -7,7 +7,7 @@ buckets get one more small launch for each choice (some 2 us), onnxruntime's a f
 sequence at a time; a draft head, or none.
 
 What each round keeps follows from the script, so the host knows it when it launches the next one.
-If drafts differ from what `match_drafts` defines, the engine says something else than its script.
+If drafts differ from what `match_drafts` defines, the engine's tokens differ from the script.
 """
 
 import tempfile
@@ -57,7 +57,7 @@ def following(text: Array, first: int, held: int, least: int = LEAST) -> Array:
 
 @dataclass
 class Script:
-    """What one sequence says, round after round.
+    """The tokens of one sequence, round after round.
 
     `rates`: how often the head's draft of each position is right; none: there is no head. `least`:
     ids of a match in the text, 0: the text drafts nothing. `at`: tokens that the rounds launched so
@@ -99,7 +99,7 @@ class Script:
 
 
 class Scripted:
-    """A bucket of rounds that says its script; `write` takes (said, drafted)."""
+    """A bucket of rounds that follows its script; `write` takes the forced samples and drafts."""
 
     def __init__(
         self, inner: Any, script: Script, k: int, write: Callable[[Any, Array, Array], None]
