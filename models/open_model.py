@@ -16,6 +16,7 @@ from spark_engine.errors import CheckpointError, OptionError
 from spark_engine.models.checkpoint.draft_tensors import draft_tensors
 from spark_engine.models.checkpoint.expected_tensors import (
     ASIDE,
+    GROUP_OF,
     MTP,
     VISION,
     Expected,
@@ -32,9 +33,15 @@ from spark_engine.models.checkpoint.files import (
     read_index,
     read_json,
 )
-from spark_engine.models.checkpoint.layout import HEAD, Layout
+from spark_engine.models.checkpoint.idle_tensors import idle_note
+from spark_engine.models.checkpoint.layout import DRAFT, HEAD, Layout
 from spark_engine.models.checkpoint.quant_schemes import Declared, Scheme
-from spark_engine.models.checkpoint.quant_table import QuantTable, declarations, quant_table
+from spark_engine.models.checkpoint.quant_table import (
+    QuantTable,
+    declarations,
+    quant_table,
+    quantised_rows,
+)
 from spark_engine.models.checkpoint.tensor_list import PLAIN, Row, ValueKind, of_kind
 from spark_engine.models.checkpoint.weight_files import weight_files
 from spark_engine.models.config.json_values import Json, malformed_json
@@ -46,6 +53,7 @@ from spark_engine.models.families.registry import family_of, read_config
 from spark_engine.models.synthetic import is_synthetic, open_synthetic
 from spark_engine.models.weights.shards import Shards, local_config
 from spark_engine.models.weights.stored_model import Model
+from spark_engine.models.weights.value_checks import check_order
 from spark_engine.tensors import DType, TensorSpec
 from spark_engine.vision import VisionInfo
 
@@ -71,6 +79,7 @@ def open_model(path: Path | str, rope_scaling: Json | None = None) -> Model:
         config = replace(config, mtp_layers=1)
     rows, (drafts, note) = family.tensors(config), family.draft_tensors(config)
     layout = Layout.detect(checkpoint.tensors, rows, drafts)
+    rows, drafts = (quantised_rows(part, layout, checkpoint.tensors) for part in (rows, drafts))
     declared = quant_table(rows, given.declared, layout.fused)
     table = declared.spelled(layout, checkpoint.tensors, rows)
     expected = expected_tensors(rows, config.dtype, table, layout)
@@ -80,6 +89,17 @@ def open_model(path: Path | str, rope_scaling: Json | None = None) -> Model:
     if not note:
         table, head, note = draft_tensors(drafts, config.dtype, checkpoint.tensors, layout, table)
         expected = {**expected, **head}
+    if table.by_index:
+        _check_order(expected, checkpoint)
+    format = table.dialect.value if table.quantised else config.dtype.value
+    rest = [name for name in checkpoint.tensors if name not in expected]
+    notes = idle_note(checkpoint, [n for n in rest if not n.startswith(given.optional)], format)
+    try:
+        of_head = [n for n in rest if not note and n.startswith(layout.draft_prefix + DRAFT)]
+        notes += idle_note(checkpoint, of_head, format)
+    except CheckpointError as error:
+        note = f"the checkpoint's draft head is not read: {error}"
+    checkpoint = replace(checkpoint, notes=(*checkpoint.notes, *notes))
     found = {n: TensorSpec(n, t.dtype, t.shape) for n, t in checkpoint.tensors.items()}
     tensors = MappingProxyType(found)
     vision, unseen = _vision(config, given.json, expected, checkpoint)
@@ -87,6 +107,13 @@ def open_model(path: Path | str, rope_scaling: Json | None = None) -> Model:
         config, table, layout, rows, expected, tensors, ignored, note, checkpoint,
         given.generation, vision_note=unseen, vision=vision,
     )  # fmt: skip
+
+
+def _check_order(expected: Mapping[str, Expected], checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError where columns of int4 are permuted."""
+    for e in expected.values():
+        if e.name.endswith(GROUP_OF) and e.name in checkpoint.tensors:
+            check_order(e.name, checkpoint.read(e.name), e.scheme.group)
 
 
 def _vision(
@@ -155,11 +182,12 @@ def read_description(
     Raises CheckpointError as `open_model` does for faults of the JSON files, so before weights are
     fetched or read, and where one of `files` is missing.
     """
-    config, generation, hf_quant = read_configs(folder)
+    config, generation, hf_quant, *others = read_configs(folder)
     with malformed_json(CONFIGS[0]):
         given = rescaled(config, rope_scaling) if rope_scaling else config
     model = read_config(given, generation)
-    found = Description(config, model, generation, declarations(config, hf_quant))
+    declared = declarations(config, hf_quant, dict(zip(CONFIGS[3:], others, strict=True)))
+    found = Description(config, model, generation, declared)
     if files is not None:
         weight_files(folder, files, read_index(folder), found.optional)
     return found

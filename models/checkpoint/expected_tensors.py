@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spark_engine.errors import CheckpointError
+from spark_engine.models.checkpoint.idle_tensors import IDLE
 from spark_engine.models.checkpoint.layout import Layout
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable
@@ -26,17 +27,14 @@ from spark_engine.models.checkpoint.tensor_list import (
 )
 from spark_engine.tensors import DType
 
-SCALE = (DType.F32, DType.BF16, DType.F16)
+SCALE = (DType.F32, DType.BF16, DType.F16, DType.F8E8M0)
+BLOCK_SCALE = (DType.BF16, DType.F32, DType.F16, DType.F8E8M0, DType.U8)  # of U8 as E8M0
 SCALAR: tuple[Shape, ...] = ((), (1,), (1, 1))
 TEXT, MTP, VISION, OTHER = "text", "mtp", "vision", "other"
-# Names of tensors that no text needs: of a reward model's head, of audio, what is computed, and
-# what rounds the products inside attention, which are exact here.
+# Names of tensors that no text needs: of a reward model's head, and of audio.
 ASIDE = ("score.", "v_head.", "audio_tower.", "model.audio_tower.", "model.audio_projector.")
 STACK_SCALE = "_scale_inv"  # of stacked experts in FP8 blocks, after the tensor's name
-COMPUTED = (
-    ".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq",
-    ".self_attn.q_scale", ".self_attn.prob_scale",
-)  # fmt: skip
+GROUP_OF = "g_idx"  # the group of each column of int4
 _NEED = {ValueKind.TIED_HEAD: "rare", ValueKind.CACHE_SCALE: "rare"}
 
 
@@ -87,8 +85,7 @@ def expected_tensors(
     for row in listed:
         if isinstance(row, Linear):
             if row.group not in stacked:
-                dialect = table.dialect_of(row.module)
-                found += _projection(row, table[row.table_key], dialect, dtypes, layout)
+                found += _projection(row, table, dtypes, layout)
         elif row.kind is not ValueKind.STACKED_EXPERTS or row.module in stacked:
             found += _unquantised(row, table, dtypes, layout)
     named = (e if e.part != TEXT or part == TEXT else replace(e, part=part) for e in found)
@@ -117,7 +114,7 @@ def check_tensors(
     faults += [f"{n} in {tensors[n].file} is not a tensor of this network" for n in unknown]
     if faults:
         raise CheckpointError(_report(faults))
-    counts = Counter(parts.values())
+    counts = Counter(p for name, p in parts.items() if p != OTHER or name not in expected)
     return {part: counts[part] for part in (*ignored, OTHER) if part != OTHER or counts[OTHER]}
 
 
@@ -137,7 +134,7 @@ def misfits(
 def _part(name: str, ignored: Mapping[str, tuple[str, ...]]) -> str:
     """The ignored part that the name belongs to, or ""."""
     parts = (part for part, starts in ignored.items() if name.startswith(starts))
-    return next(parts, OTHER if name.startswith(ASIDE) or name.endswith(COMPUTED) else "")
+    return next(parts, OTHER if name.startswith(ASIDE) or name.endswith(IDLE) else "")
 
 
 def _misfit(want: Expected, got: Stored) -> list[str]:
@@ -170,7 +167,7 @@ def _unquantised(
         *stack, n, k = row.shape
         blocks = (*stack, -(-n // 128), -(-k // 128))
         yield Expected(name, (DType.F8E4M3,), (row.shape,), row, scheme=scheme)
-        yield Expected(f"{name}{STACK_SCALE}", SCALE, (blocks,), row, scheme=scheme)
+        yield Expected(f"{name}{STACK_SCALE}", BLOCK_SCALE, (blocks,), row, scheme=scheme)
     else:
         raise CheckpointError(
             f"{scheme} experts in 3-D tensors are not read ({row.module}): give an export that "
@@ -179,9 +176,10 @@ def _unquantised(
 
 
 def _projection(
-    linear: Linear, scheme: Scheme, dialect: Dialect, plain: tuple[DType, ...], layout: Layout
+    linear: Linear, table: QuantTable, plain: tuple[DType, ...], layout: Layout
 ) -> Iterator[Expected]:
     """The tensors that hold one projection, or the matrix of which it is a slice."""
+    scheme, dialect = table[linear.table_key], table.dialect_of(linear.module)
     n, k = linear.stored.rows, linear.columns
     module, suffixes = layout.file_name(linear.stored.module), SUFFIXES[dialect]
     # Calibration may meet no token of an expert; its input's scale is then borrowed.
@@ -195,7 +193,7 @@ def _projection(
     if scheme is Scheme.PLAIN:
         yield tensor("weight", plain, ((n, k),))
     elif scheme in (Scheme.FP8, Scheme.FP8_CHANNEL):
-        static, one, rows = scheme is Scheme.FP8, SCALAR, ((n, 1), (n,))
+        static, one, rows = scheme is Scheme.FP8, SCALAR, ((n, 1), (n,), (1, n))
         yield tensor("weight", (DType.F8E4M3,), ((n, k),))
         yield tensor("weight_scale", SCALE, (*one, *rows) if static else (*rows, *one))
         if static:
@@ -213,10 +211,11 @@ def _projection(
         shapes: tuple[Shape, ...] = (blocks,)
         if dialect is Dialect.MODELOPT:
             shapes = ((blocks[0], 1, blocks[1], 1), blocks)
-        yield tensor(suffixes.block_scale, (DType.BF16, DType.F32, DType.F16), shapes)
+        yield tensor(suffixes.block_scale, BLOCK_SCALE, shapes)
     elif scheme.group:
         _check_groups(linear, scheme.group)
         for suffix, dtypes, shape, need in _int4(n, k, scheme, dialect):
+            need = "required" if table.by_index and suffix.endswith(GROUP_OF) else need
             yield tensor(suffix, dtypes, (shape,), need)
     else:
         _check_groups(linear, 16)

@@ -11,7 +11,7 @@ import json
 import math
 import struct
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -30,22 +30,18 @@ from spark_engine.models.checkpoint.weight_files import (
     adds,
     fail,
     is_adapter,
+    needed_files,
     weight_files,
 )
 from spark_engine.models.config.vision import PREPROCESSOR, PROCESSOR
 from spark_engine.tensors import Array, DType
 
-CONFIGS = ("config.json", "generation_config.json", "hf_quant_config.json")
-DTYPES = {
-    "F32": DType.F32,
-    "F16": DType.F16,
-    "BF16": DType.BF16,
-    "F8_E4M3": DType.F8E4M3,
-    "U8": DType.U8,
-    "I32": DType.I32,
-    "I64": DType.I64,
-    "BOOL": DType.BOOL,
-}
+# The last three are what older exporters of GPTQ, AutoRound and AWQ write.
+CONFIGS = (
+    "config.json", "generation_config.json", "hf_quant_config.json",
+    "quantize_config.json", "quantization_config.json", "quant_config.json",
+)  # fmt: skip
+DTYPES = {dtype.safetensors: dtype for dtype in DType if dtype is not DType.U32}  # MLX's
 MOST_JSON = 128 << 20  # bytes of a JSON file; an index of 100,000 tensors has a tenth of it
 _HASH_ALL = 256 << 20  # bytes; below this the digest covers every byte of a file
 _SAMPLE = 64 << 10  # bytes of each tensor above it
@@ -145,9 +141,10 @@ def open_checkpoint(path: Path | str, optional: tuple[str, ...] = ()) -> Checkpo
     """
     folder = Path(path)
     table = read_index(folder)
-    there = {p.name for p in folder.glob("*.safetensors") if p.is_file()}
+    there = {p.name: p.stat().st_size for p in folder.glob("*.safetensors") if p.is_file()}
     files, notes = weight_files(folder, there, table, optional)
-    shards = {file: _header(folder / file) for file in files}
+    needed = needed_files(files, table, optional)
+    shards = {file: _header(folder / file) for file in files if there[file] or file in needed}
     notes += _others(folder, there, shards, optional, table is not None)
     tensors = _merge(shards.values())
     maps = {file: np.memmap(folder / file, dtype=np.uint8, mode="r") for file in shards}
@@ -187,17 +184,21 @@ def read_json(file: Path, required: bool) -> dict[str, Any]:
 
 def _others(
     folder: Path,
-    there: Collection[str],
+    there: Mapping[str, int],
     shards: dict[str, list[StoredTensor]],
     optional: tuple[str, ...],
     index: bool,
 ) -> list[str]:
-    """Adds the folder's other files that belong to the model to `shards`, and returns notes."""
+    """Adds the folder's other files that belong to the model to `shards`, and returns notes.
+    `there`: bytes by file."""
     known = {t.name for shard in shards.values() for t in shard}
     notes = []
     for file in sorted(set(there) - set(shards)):
         if is_adapter(file):
             notes.append(f"{file} is not applied: {LORA} if its effect is wanted")
+            continue
+        if not there[file]:
+            notes.append(f"{file} is empty (0 bytes): it adds nothing to the model")
             continue
         try:
             tensors = _header(folder / file)
@@ -246,6 +247,8 @@ def _header(path: Path) -> list[StoredTensor]:
     tensors: list[StoredTensor] = []
     at = 8 + length
     for name, dtype, shape in rows:
+        if dtype == "I8" and name.endswith("zero_point"):
+            dtype = "U8"  # it must be 0
         if dtype not in DTYPES:
             format = foreign_formats.DTYPES.get(dtype, f"{dtype} weights")
             value = f"tensor {name} has dtype {dtype!r}"

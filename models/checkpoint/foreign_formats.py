@@ -17,7 +17,6 @@ DTYPES = {
     "F6_E2M3": "FP6",
     "F6_E3M2": "FP6",
     "F8_E5M2": "FP8 E5M2",
-    "F8_E8M0": "MXFP4 or MXFP8 (E8M0 scales)",
     "I8": "int8",
     "U32": "32-bit packing (MLX)",
 }

@@ -10,14 +10,25 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
 
 from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint import quant_declarations
 from spark_engine.models.checkpoint.layout import DRAFT, Layout, spellings
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Declared, Dialect, Scheme
-from spark_engine.models.checkpoint.tensor_list import PLAIN, Row, Stored, linears
-from spark_engine.models.config.json_values import malformed_json
+from spark_engine.models.checkpoint.tensor_list import (
+    PLAIN,
+    Linear,
+    Row,
+    Stored,
+    Tensor,
+    ValueKind,
+    linears,
+)
+from spark_engine.models.config.json_values import Json, malformed_json
+
+# Of config.json: the second of older compressed-tensors, the third of MLX.
+_KEYS = ("quantization_config", "compression_config", "quantization")
+_MATRICES = (ValueKind.MATRIX, ValueKind.ROUTER)
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,7 @@ class QuantTable:
         kv_fp8: the checkpoint asks for an e4m3 KV cache.
         drafts: of the draft head, in any scheme.
         draft_dialect: the dialect of the head's tensors.
+        by_index: columns of int4 may be permuted, so the files must have the group of each.
     """
 
     modules: Mapping[str, Scheme]
@@ -36,6 +48,7 @@ class QuantTable:
     kv_fp8: bool
     drafts: Mapping[str, Scheme] = field(default_factory=dict)
     draft_dialect: Dialect = Dialect.MODELOPT
+    by_index: bool = False
 
     def __getitem__(self, module: str) -> Scheme:
         """The scheme of a module; plain if it is no projection."""
@@ -87,6 +100,23 @@ class QuantTable:
         return Counter(s.value for s in self.modules.values())
 
 
+def quantised_rows(
+    rows: Iterable[Row], layout: Layout, tensors: Mapping[str, Stored]
+) -> tuple[Row, ...]:
+    """The rows; a matrix that exporters leave plain (a router) is a projection where the files have
+    scales of it."""
+    scales = ("qweight", *(s.block_scale for s in SUFFIXES.values()))
+
+    def found(row: Row) -> Row:
+        if not isinstance(row, Tensor) or row.part != "text" or row.kind not in _MATRICES:
+            return row
+        module = layout.file_name(row.module)
+        quantised = any(f"{module}.{scale}" in tensors for scale in scales)
+        return Linear(row.module, *row.shape) if quantised and len(row.shape) == 2 else row
+
+    return tuple(map(found, rows))
+
+
 def quant_table(
     rows: Iterable[Row],
     from_files: tuple[Declared, ...],
@@ -114,32 +144,35 @@ def quant_table(
                 f"layer are {table[linear.table_key]}; quantise all experts of a layer alike"
             )
     kv_fp8 = any(d.kv_fp8 for d in from_files)
-    return QuantTable(MappingProxyType(table), from_files[0].dialect, kv_fp8)
+    by_index = any(d.by_index for d in from_files)
+    return QuantTable(MappingProxyType(table), from_files[0].dialect, kv_fp8, by_index=by_index)
 
 
 def declarations(
-    config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]
+    config_json: Json, hf_quant: Json, others: Mapping[str, Json] = MappingProxyType({})
 ) -> tuple[Declared, ...]:
     """The declarations of both files ({} where absent), hf_quant_config.json, the more specific,
-    first. Raises CheckpointError when a method is unsupported."""
+    first; without them that of the first of the `others`, by name. Raises CheckpointError when a
+    method is unsupported."""
     found = []
     with malformed_json("config.json: quantization_config"):
-        text, key = config_json.get("text_config") or {}, "quantization_config"
-        # `quantization` is MLX's key.
-        inner = config_json.get(key) or text.get(key) or config_json.get("quantization") or {}
+        outer = (config_json, config_json.get("text_config") or {})
+        inside = [(f"config.json: {key}", row.get(key)) for key in _KEYS for row in outer]
+        given = (*inside, *(() if hf_quant else others.items()))
+        where, inner = next(((w, row) for w, row in given if row), ("", {}))
         groups = inner.get("config_groups")
     if hf_quant:
         with malformed_json("hf_quant_config.json"):
             found.append(quant_declarations.modelopt(hf_quant, "hf_quant_config.json", groups))
     if inner:
-        with malformed_json("config.json: quantization_config"):
-            found.append(quant_declarations.from_config(inner))
+        with malformed_json(where):
+            found.append(quant_declarations.from_config(inner, where))
     return tuple(found)
 
 
 def _agreed(module: str, from_files: tuple[Declared, ...]) -> Scheme:
     names = spellings(module)
-    with malformed_json("config.json: quantization_config"):
+    with malformed_json(from_files[-1].where):
         schemes = [d.scheme(names) for d in from_files]
     if len(set(schemes)) > 1:
         first, second = from_files

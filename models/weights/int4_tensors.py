@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.quant_schemes import Dialect, Scheme
 from spark_engine.models.weights import recipes
 from spark_engine.models.weights.recipes import Recipe
 from spark_engine.models.weights.stored_model import Model
+from spark_engine.models.weights.value_checks import check_order
 from spark_engine.plugins.formats import int4, numpy_codecs
 from spark_engine.plugins.formats.numpy_codecs import U8
 from spark_engine.plugins.formats.weight_packing import INT4_GROUP
@@ -47,7 +47,8 @@ def projection_parts(model: Model, module: str, scheme: Scheme) -> dict[str, Rec
 
     codes = made(read(weight), DType.U8, (rows, columns // 2), _CODES[dialect])
     if model.has(f"{module}.{order}"):
-        codes = recipes.checked(codes, read(order), _InOrder(f"{module}.{order}", scheme.group))
+        order_of, shape = _InOrder(f"{module}.{order}", scheme.group), codes.shape
+        codes = recipes.transform(codes, TensorSpec("", DType.U8, shape), order_of, [read(order)])
     widen = _Groups(dialect is not Dialect.COMPRESSED, scheme.group // INT4_GROUP)
     stored = recipes.verified(read(scale), "signed_scale")
     scales = made(recipes.cast(stored), DType.F32, wide, widen)
@@ -162,15 +163,11 @@ def _factors(scales: Array) -> Array:
 
 @dataclass(frozen=True)
 class _InOrder:
-    """Raises CheckpointError unless columns are in groups as they are stored."""
+    """The codes, once `check_order` has not raised for the groups of their columns."""
 
     name: str
     group: int
 
-    def __call__(self, groups: Array) -> None:
-        wanted = np.arange(groups.size) // self.group
-        if not np.array_equal(groups.reshape(-1), wanted):
-            raise CheckpointError(
-                f"{self.name}: int4 columns are not in order (desc_act, actorder); "
-                "supported are groups of columns in order: use another checkpoint of the model"
-            )
+    def __call__(self, codes: Array, groups: Array) -> Array:
+        check_order(self.name, groups, self.group)
+        return codes
