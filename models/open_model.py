@@ -18,6 +18,7 @@ from spark_engine.models.checkpoint.expected_tensors import (
     ASIDE,
     GROUP_OF,
     MTP,
+    TEXT,
     VISION,
     Expected,
     check_tensors,
@@ -53,7 +54,6 @@ from spark_engine.models.families.registry import family_of, read_config
 from spark_engine.models.synthetic import is_synthetic, open_synthetic
 from spark_engine.models.weights.shards import Shards, local_config
 from spark_engine.models.weights.stored_model import Model
-from spark_engine.models.weights.value_checks import check_order
 from spark_engine.tensors import DType, TensorSpec
 from spark_engine.vision import VisionInfo
 
@@ -89,14 +89,14 @@ def open_model(path: Path | str, rope_scaling: Json | None = None) -> Model:
     if not note:
         table, head, note = draft_tensors(drafts, config.dtype, checkpoint.tensors, layout, table)
         expected = {**expected, **head}
-    if table.by_index:
-        _check_order(expected, checkpoint)
     format = table.dialect.value if table.quantised else config.dtype.value
-    rest = [name for name in checkpoint.tensors if name not in expected]
-    notes = idle_note(checkpoint, [n for n in rest if not n.startswith(given.optional)], format)
+    of_head = [n for n in checkpoint.tensors if n.startswith(layout.draft_prefix + DRAFT)]
+    of_text = [n for n in checkpoint.tensors if not n.startswith(given.optional)]
+    if any(d.by_index for d in given.declared):
+        of_text += [n for n, e in expected.items() if n.endswith(GROUP_OF) and e.part == TEXT]
+    notes = idle_note(checkpoint, of_text, expected, format)
     try:
-        of_head = [n for n in rest if not note and n.startswith(layout.draft_prefix + DRAFT)]
-        notes += idle_note(checkpoint, of_head, format)
+        notes += idle_note(checkpoint, () if note else of_head, expected, format)
     except CheckpointError as error:
         note = f"the checkpoint's draft head is not read: {error}"
     checkpoint = replace(checkpoint, notes=(*checkpoint.notes, *notes))
@@ -107,13 +107,6 @@ def open_model(path: Path | str, rope_scaling: Json | None = None) -> Model:
         config, table, layout, rows, expected, tensors, ignored, note, checkpoint,
         given.generation, vision_note=unseen, vision=vision,
     )  # fmt: skip
-
-
-def _check_order(expected: Mapping[str, Expected], checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError where columns of int4 are permuted."""
-    for e in expected.values():
-        if e.name.endswith(GROUP_OF) and e.name in checkpoint.tensors:
-            check_order(e.name, checkpoint.read(e.name), e.scheme.group)
 
 
 def _vision(

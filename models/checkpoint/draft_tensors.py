@@ -10,8 +10,13 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint.expected_tensors import MTP, Expected, expected_tensors, misfits
-from spark_engine.models.checkpoint.idle_tensors import IDLE
+from spark_engine.models.checkpoint.expected_tensors import (
+    IDLE,
+    MTP,
+    Expected,
+    expected_tensors,
+    misfits,
+)
 from spark_engine.models.checkpoint.layout import DRAFT, Layout
 from spark_engine.models.checkpoint.quant_schemes import INT4, SUFFIXES, Dialect, Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable

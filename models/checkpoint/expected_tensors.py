@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint.idle_tensors import IDLE
 from spark_engine.models.checkpoint.layout import Layout
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable
@@ -28,13 +27,17 @@ from spark_engine.models.checkpoint.tensor_list import (
 from spark_engine.tensors import DType
 
 SCALE = (DType.F32, DType.BF16, DType.F16, DType.F8E8M0)
-BLOCK_SCALE = (DType.BF16, DType.F32, DType.F16, DType.F8E8M0, DType.U8)  # of U8 as E8M0
 SCALAR: tuple[Shape, ...] = ((), (1,), (1, 1))
 TEXT, MTP, VISION, OTHER = "text", "mtp", "vision", "other"
-# Names of tensors that no text needs: of a reward model's head, and of audio.
+# Names of tensors that no text needs: of a reward model's head, and of audio; and how those end
+# that change nothing, some if they are zero (idle_tensors.py).
 ASIDE = ("score.", "v_head.", "audio_tower.", "model.audio_tower.", "model.audio_projector.")
 STACK_SCALE = "_scale_inv"  # of stacked experts in FP8 blocks, after the tensor's name
-GROUP_OF = "g_idx"  # the group of each column of int4
+GROUP_OF, ZERO = "g_idx", ("bias", "zero_point")
+IDLE = (
+    ".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq", ".self_attn.q_scale",
+    ".self_attn.prob_scale", ".input_scale", ".input_global_scale", *ZERO,
+)  # fmt: skip
 _NEED = {ValueKind.TIED_HEAD: "rare", ValueKind.CACHE_SCALE: "rare"}
 
 
@@ -85,7 +88,8 @@ def expected_tensors(
     for row in listed:
         if isinstance(row, Linear):
             if row.group not in stacked:
-                found += _projection(row, table, dtypes, layout)
+                dialect = table.dialect_of(row.module)
+                found += _projection(row, table[row.table_key], dialect, dtypes, layout)
         elif row.kind is not ValueKind.STACKED_EXPERTS or row.module in stacked:
             found += _unquantised(row, table, dtypes, layout)
     named = (e if e.part != TEXT or part == TEXT else replace(e, part=part) for e in found)
@@ -167,7 +171,7 @@ def _unquantised(
         *stack, n, k = row.shape
         blocks = (*stack, -(-n // 128), -(-k // 128))
         yield Expected(name, (DType.F8E4M3,), (row.shape,), row, scheme=scheme)
-        yield Expected(f"{name}{STACK_SCALE}", BLOCK_SCALE, (blocks,), row, scheme=scheme)
+        yield Expected(f"{name}{STACK_SCALE}", SCALE, (blocks,), row, scheme=scheme)
     else:
         raise CheckpointError(
             f"{scheme} experts in 3-D tensors are not read ({row.module}): give an export that "
@@ -176,10 +180,9 @@ def _unquantised(
 
 
 def _projection(
-    linear: Linear, table: QuantTable, plain: tuple[DType, ...], layout: Layout
+    linear: Linear, scheme: Scheme, dialect: Dialect, plain: tuple[DType, ...], layout: Layout
 ) -> Iterator[Expected]:
     """The tensors that hold one projection, or the matrix of which it is a slice."""
-    scheme, dialect = table[linear.table_key], table.dialect_of(linear.module)
     n, k = linear.stored.rows, linear.columns
     module, suffixes = layout.file_name(linear.stored.module), SUFFIXES[dialect]
     # Calibration may meet no token of an expert; its input's scale is then borrowed.
@@ -211,11 +214,10 @@ def _projection(
         shapes: tuple[Shape, ...] = (blocks,)
         if dialect is Dialect.MODELOPT:
             shapes = ((blocks[0], 1, blocks[1], 1), blocks)
-        yield tensor(suffixes.block_scale, BLOCK_SCALE, shapes)
+        yield tensor(suffixes.block_scale, (DType.BF16, DType.F32, *SCALE[2:]), shapes)
     elif scheme.group:
         _check_groups(linear, scheme.group)
         for suffix, dtypes, shape, need in _int4(n, k, scheme, dialect):
-            need = "required" if table.by_index and suffix.endswith(GROUP_OF) else need
             yield tensor(suffix, dtypes, (shape,), need)
     else:
         _check_groups(linear, 16)

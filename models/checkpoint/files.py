@@ -11,7 +11,7 @@ import json
 import math
 import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -30,7 +30,7 @@ from spark_engine.models.checkpoint.weight_files import (
     adds,
     fail,
     is_adapter,
-    needed_files,
+    is_model,
     weight_files,
 )
 from spark_engine.models.config.vision import PREPROCESSOR, PROCESSOR
@@ -42,6 +42,8 @@ CONFIGS = (
     "quantize_config.json", "quantization_config.json", "quant_config.json",
 )  # fmt: skip
 DTYPES = {dtype.safetensors: dtype for dtype in DType if dtype is not DType.U32}  # MLX's
+# dtype and end of a name: FP8 scales that are powers of two, zero points, which must be 0.
+_BYTES = {("U8", "inv"): "F8_E8M0", ("I8", "point"): "U8"}
 MOST_JSON = 128 << 20  # bytes of a JSON file; an index of 100,000 tensors has a tenth of it
 _HASH_ALL = 256 << 20  # bytes; below this the digest covers every byte of a file
 _SAMPLE = 64 << 10  # bytes of each tensor above it
@@ -143,9 +145,10 @@ def open_checkpoint(path: Path | str, optional: tuple[str, ...] = ()) -> Checkpo
     table = read_index(folder)
     there = {p.name: p.stat().st_size for p in folder.glob("*.safetensors") if p.is_file()}
     files, notes = weight_files(folder, there, table, optional)
-    needed = needed_files(files, table, optional)
-    shards = {file: _header(folder / file) for file in files if there[file] or file in needed}
-    notes += _others(folder, there, shards, optional, table is not None)
+    empty = {file for file in there if not there[file] and (table or not is_model(file))}
+    notes += [f"{file} is empty (0 bytes): no tensor is read of it" for file in sorted(empty)]
+    shards = {file: _header(folder / file) for file in files if file not in empty}
+    notes += _others(folder, there.keys() - empty, shards, optional, table is not None)
     tensors = _merge(shards.values())
     maps = {file: np.memmap(folder / file, dtype=np.uint8, mode="r") for file in shards}
     if table is not None:
@@ -184,21 +187,17 @@ def read_json(file: Path, required: bool) -> dict[str, Any]:
 
 def _others(
     folder: Path,
-    there: Mapping[str, int],
+    there: Collection[str],
     shards: dict[str, list[StoredTensor]],
     optional: tuple[str, ...],
     index: bool,
 ) -> list[str]:
-    """Adds the folder's other files that belong to the model to `shards`, and returns notes.
-    `there`: bytes by file."""
+    """Adds the folder's other files that belong to the model to `shards`, and returns notes."""
     known = {t.name for shard in shards.values() for t in shard}
     notes = []
     for file in sorted(set(there) - set(shards)):
         if is_adapter(file):
             notes.append(f"{file} is not applied: {LORA} if its effect is wanted")
-            continue
-        if not there[file]:
-            notes.append(f"{file} is empty (0 bytes): it adds nothing to the model")
             continue
         try:
             tensors = _header(folder / file)
@@ -247,8 +246,7 @@ def _header(path: Path) -> list[StoredTensor]:
     tensors: list[StoredTensor] = []
     at = 8 + length
     for name, dtype, shape in rows:
-        if dtype == "I8" and name.endswith("zero_point"):
-            dtype = "U8"  # it must be 0
+        dtype = _BYTES.get((dtype, name.rpartition("_")[2]), dtype)
         if dtype not in DTYPES:
             format = foreign_formats.DTYPES.get(dtype, f"{dtype} weights")
             value = f"tensor {name} has dtype {dtype!r}"

@@ -1,35 +1,39 @@
-"""Tensors that change nothing, so that a checkpoint is read without them: known by their names.
+"""Tensors that change nothing, which must have the values that change nothing.
 
-Some are without effect whatever they hold: what is computed here, what rounds the products inside
-attention, which are exact here, and scales of inputs that have none in their scheme. Others are
-so only if they are zero: biases and zero points. Knows no network.
+Idle are those without an entry in the table of expected tensors: what is computed here, what rounds
+products that are exact here, scales of inputs that have none in their scheme, biases and zero
+points of 0. The groups of int4 columns are in the table, and in order: no kernel permutes.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from spark_engine.models.checkpoint import foreign_formats
+from spark_engine.models.checkpoint.expected_tensors import GROUP_OF, IDLE, ZERO, Expected
 from spark_engine.models.checkpoint.files import Checkpoint
-
-ZERO = {"bias": "a bias", "zero_point": "a zero point"}
-IDLE = (
-    ".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq",
-    ".self_attn.q_scale", ".self_attn.prob_scale",
-    ".input_scale", ".input_global_scale", *ZERO,
-)  # fmt: skip
+from spark_engine.models.checkpoint.foreign_formats import refused
 
 
-def idle_note(checkpoint: Checkpoint, names: Collection[str], format: str) -> tuple[str, ...]:
-    """A note about those of `names` that are idle. Raises CheckpointError for a bias or a zero
-    point that is not zero, in a file of this format."""
-    idle = [name for name in names if name.endswith(IDLE)]
-    for name in idle:
-        kind = next((kind for end, kind in ZERO.items() if name.endswith(end)), "")
-        if kind and (values := checkpoint.read(name).astype(np.float32).reshape(-1)).any():
-            at = int(values.nonzero()[0][0])
-            value = f"element {at} is {values[at]}, not 0"
-            raise foreign_formats.refused(f"{format} with {kind}", name, value)
+def idle_note(
+    checkpoint: Checkpoint, names: Collection[str], expected: Mapping[str, Expected], format: str
+) -> tuple[str, ...]:
+    """A note about those of `names` that are idle, in files of this format. Raises CheckpointError
+    for one that has an effect, and for groups of int4 columns that are missing."""
+    idle = [name for name in names if name not in expected and name.endswith(IDLE)]
+    for name in (n for n in idle if n.endswith(ZERO)):
+        values = checkpoint.read(name).astype(np.float32).reshape(-1)
+        if values.any():
+            value = f"{values[values != 0][0]}, not 0"
+            raise refused(f"{format} with a {name.rpartition('.')[2]}", name, value)
+    for name in (n for n in names if n in expected and n.endswith(GROUP_OF)):
+        value = "missing"
+        if name in checkpoint.tensors:
+            groups = checkpoint.read(name)
+            moved = np.flatnonzero(groups != np.arange(groups.size) // expected[name].scheme.group)
+            if not moved.size or (groups == -1).all():  # which compressed-tensors has as in order
+                continue
+            value = f"column {moved[0]} is of group {groups[moved[0]]}"
+        raise refused("int4 with permuted columns (desc_act, actorder)", name, value)
     if not idle:
         return ()
     named = idle[0] if len(idle) == 1 else f"{idle[0]}, ..., {idle[-1]}"

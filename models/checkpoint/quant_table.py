@@ -20,7 +20,6 @@ from spark_engine.models.checkpoint.tensor_list import (
     Linear,
     Row,
     Stored,
-    Tensor,
     ValueKind,
     linears,
 )
@@ -28,7 +27,6 @@ from spark_engine.models.config.json_values import Json, malformed_json
 
 # Of config.json: the second of older compressed-tensors, the third of MLX.
 _KEYS = ("quantization_config", "compression_config", "quantization")
-_MATRICES = (ValueKind.MATRIX, ValueKind.ROUTER)
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,6 @@ class QuantTable:
         kv_fp8: the checkpoint asks for an e4m3 KV cache.
         drafts: of the draft head, in any scheme.
         draft_dialect: the dialect of the head's tensors.
-        by_index: columns of int4 may be permuted, so the files must have the group of each.
     """
 
     modules: Mapping[str, Scheme]
@@ -48,7 +45,6 @@ class QuantTable:
     kv_fp8: bool
     drafts: Mapping[str, Scheme] = field(default_factory=dict)
     draft_dialect: Dialect = Dialect.MODELOPT
-    by_index: bool = False
 
     def __getitem__(self, module: str) -> Scheme:
         """The scheme of a module; plain if it is no projection."""
@@ -108,11 +104,11 @@ def quantised_rows(
     scales = ("qweight", *(s.block_scale for s in SUFFIXES.values()))
 
     def found(row: Row) -> Row:
-        if not isinstance(row, Tensor) or row.part != "text" or row.kind not in _MATRICES:
-            return row
         module = layout.file_name(row.module)
+        if isinstance(row, Linear) or row.kind not in (ValueKind.ROUTER, ValueKind.GATE):
+            return row
         quantised = any(f"{module}.{scale}" in tensors for scale in scales)
-        return Linear(row.module, *row.shape) if quantised and len(row.shape) == 2 else row
+        return Linear(row.module, *row.shape) if quantised else row
 
     return tuple(map(found, rows))
 
@@ -144,8 +140,7 @@ def quant_table(
                 f"layer are {table[linear.table_key]}; quantise all experts of a layer alike"
             )
     kv_fp8 = any(d.kv_fp8 for d in from_files)
-    by_index = any(d.by_index for d in from_files)
-    return QuantTable(MappingProxyType(table), from_files[0].dialect, kv_fp8, by_index=by_index)
+    return QuantTable(MappingProxyType(table), from_files[0].dialect, kv_fp8)
 
 
 def declarations(

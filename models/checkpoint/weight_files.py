@@ -39,8 +39,8 @@ def weight_files(
     found = {name for name in names if name.endswith(".safetensors")}
     if table is None:
         return _unnamed(folder, found), []
+    needed = {file for name, file in table.items() if not name.startswith(optional)}
     files, notes = sorted(set(table.values())), []
-    needed = needed_files(files, table, optional)
     for file in files:
         if Path(file).name != file or len(file) > 200:
             fail(INDEX, f"names {file[:80]!r}, which is not a plain file name", "do not trust it")
@@ -52,16 +52,6 @@ def weight_files(
         what = f"is in a folder with {INDEX}, which does not name it"
         fail(SINGLE, what, "remove one of the two")
     return [file for file in files if file in found], notes
-
-
-def needed_files(
-    files: Collection[str], table: Mapping[str, str] | None, optional: tuple[str, ...]
-) -> set[str]:
-    """Those of a model's `files` that text needs, by the index; without one `model.safetensors` and
-    shards."""
-    if table is None:
-        return {file for file in files if file == SINGLE or _SHARD.fullmatch(file)}
-    return {file for name, file in table.items() if not name.startswith(optional)}
 
 
 def _unnamed(folder: Path, found: Collection[str]) -> list[str]:
@@ -85,6 +75,11 @@ def _unnamed(folder: Path, found: Collection[str]) -> list[str]:
     if words := hints.other_format(folder):
         raise CheckpointError(words)
     fail(SINGLE, f"missing from {folder}: there are no weights", "give a checkpoint's folder")
+
+
+def is_model(file: str) -> bool:
+    """True if the name says that a file without an index is the model, or a part of it."""
+    return file == SINGLE or bool(_SHARD.fullmatch(file))
 
 
 def is_adapter(file: str) -> bool:

@@ -8,7 +8,7 @@
                         [N/8, K/g] unless all are 8
 
 A matrix is read whole: ranks and slices take their parts of the result. Groups are repeated to 32
-columns. Knows arrays and tensor names; knows no config.
+columns, which are in order (idle_tensors.py). Knows arrays and tensor names; knows no config.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,6 @@ from spark_engine.models.checkpoint.quant_schemes import Dialect, Scheme
 from spark_engine.models.weights import recipes
 from spark_engine.models.weights.recipes import Recipe
 from spark_engine.models.weights.stored_model import Model
-from spark_engine.models.weights.value_checks import check_order
 from spark_engine.plugins.formats import int4, numpy_codecs
 from spark_engine.plugins.formats.numpy_codecs import U8
 from spark_engine.plugins.formats.weight_packing import INT4_GROUP
@@ -34,10 +33,9 @@ def projection_parts(model: Model, module: str, scheme: Scheme) -> dict[str, Rec
     dialect = model.table.dialect_of(module)
     rows, columns = _shape(model, module, dialect)
     wide = (rows, columns // INT4_GROUP)
-    names = ("qweight", "scales", "qzeros", "g_idx")
+    weight, scale, zero = "qweight", "scales", "qzeros"
     if dialect is Dialect.COMPRESSED:
-        names = ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx")
-    weight, scale, zero, order = names
+        weight, scale, zero = "weight_packed", "weight_scale", "weight_zero_point"
 
     def read(name: str) -> Recipe:
         return _stored(model, f"{module}.{name}")
@@ -46,9 +44,6 @@ def projection_parts(model: Model, module: str, scheme: Scheme) -> dict[str, Rec
         return recipes.transform(x, TensorSpec("", dtype, shape), function)
 
     codes = made(read(weight), DType.U8, (rows, columns // 2), _CODES[dialect])
-    if model.has(f"{module}.{order}"):
-        order_of, shape = _InOrder(f"{module}.{order}", scheme.group), codes.shape
-        codes = recipes.transform(codes, TensorSpec("", DType.U8, shape), order_of, [read(order)])
     widen = _Groups(dialect is not Dialect.COMPRESSED, scheme.group // INT4_GROUP)
     stored = recipes.verified(read(scale), "signed_scale")
     scales = made(recipes.cast(stored), DType.F32, wide, widen)
@@ -56,7 +51,8 @@ def projection_parts(model: Model, module: str, scheme: Scheme) -> dict[str, Rec
         zeros = made(scales, DType.F32, wide, _eights)
     else:
         zeros = made(read(zero), DType.F32, wide, _Zeros(dialect, rows, widen))
-    pairs = made(recipes.stack([scales, zeros]), DType.F32, (rows, 2 * wide[1]), _paired)
+    both = TensorSpec("", DType.F32, (rows, 2 * wide[1]))
+    pairs = recipes.transform(scales, both, int4.paired, zeros)
     factors = made(scales, DType.F32, (rows,), _factors)
     parts = {"weight": codes, "weight_scale": pairs, "w_scale2": factors}
     part_of = model.layout.slices.get(module)
@@ -153,21 +149,5 @@ def _eights(scales: Array) -> Array:
     return np.full_like(scales, 8)
 
 
-def _paired(both: Array) -> Array:
-    return int4.paired(both[0], both[1])
-
-
 def _factors(scales: Array) -> Array:
     return int4.row_factors(scales.astype(np.float32))
-
-
-@dataclass(frozen=True)
-class _InOrder:
-    """The codes, once `check_order` has not raised for the groups of their columns."""
-
-    name: str
-    group: int
-
-    def __call__(self, codes: Array, groups: Array) -> Array:
-        check_order(self.name, groups, self.group)
-        return codes

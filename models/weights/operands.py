@@ -10,8 +10,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.expected_tensors import STACK_SCALE
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
@@ -24,7 +22,7 @@ from spark_engine.models.weights.recipes import Recipe
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.formats.nvfp4 import A8_COLUMNS
 from spark_engine.plugins.formats.registry import FORMATS
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.tensors import DType, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -70,20 +68,7 @@ def unquantised(model: Model, tensor: Tensor) -> Recipe:
         return model.source(tensor.name)
     p = projection(model, tensor.module, Scheme.NVFP4 if scheme is Scheme.NVFP4_A4 else scheme)
     to = TensorSpec("", DType.F32, tensor.shape)
-    return recipes.transform(p.weight, to, _Decoded(p.weights), [*p.scales.values()])
-
-
-@dataclass(frozen=True)
-class _Decoded:
-    """Numbers of a weight and its scales; `weights`: their format."""
-
-    weights: str
-
-    def __call__(self, *stored: Array) -> Array:
-        form = FORMATS[self.weights]
-        values = dict(zip((o.name for o in form.stored), stored, strict=True))
-        rows = (values[name][:, None] for name in form.rows if name in values)
-        return math.prod(rows, start=form.decode(values)).astype(np.float32)
+    return recipes.transform(p.weight, to, FORMATS[p.weights].matrix, *p.scales.values())
 
 
 def takes_fp8(model: Model, module: str) -> bool:

@@ -201,12 +201,9 @@ def stack(parts: Sequence[Recipe]) -> Recipe:
     return Recipe("stack", first.dtype, (len(parts), *first.shape), tuple(parts))
 
 
-def transform(
-    x: Recipe, to: TensorSpec, function: Callable[..., Array], others: Sequence[Recipe] = ()
-) -> Recipe:
-    """`function` of the whole values of `x` and `others`, which gives the dtype and shape of
-    `to`."""
-    return Recipe("transform", to.dtype, to.dims, (x, *others), function=function)
+def transform(x: Recipe, to: TensorSpec, function: Callable[..., Array], *more: Recipe) -> Recipe:
+    """`function` of whole values, which gives the dtype and shape of `to`."""
+    return Recipe("transform", to.dtype, to.dims, (x, *more), function=function)
 
 
 def part(x: Recipe, shape: tuple[int, ...], function: Callable[[Array], Array]) -> Recipe:

@@ -23,10 +23,10 @@ from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.weights import recipes
 from spark_engine.models.weights.shards import Shards
 from spark_engine.plugins.formats.numpy_codecs import FP8_BLOCK
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.tensors import TensorSpec
 from spark_engine.vision import VisionInfo
 
-_BY_ROW = (Scheme.FP8, Scheme.FP8_CHANNEL)
+_BY_ROW = (Scheme.FP8, Scheme.FP8_CHANNEL)  # scales [N], [N, 1] or [1, N]
 _COPIES = (ValueKind.STACKED_EXPERTS, ValueKind.TIED_HEAD, ValueKind.CACHE_SCALE)
 
 
@@ -105,12 +105,9 @@ class Model:
         recipe = recipes.source(spec.name, spec.dtype, spec.dims)
         if len(recipe.shape) == 4:  # ModelOpt's scales of blocks, [rows, 1, columns, 1]
             recipe = recipes.reshape(recipe, recipe.shape[::2])
-        scheme = self.expected[spec.name].scheme if spec.name in self.expected else Scheme.PLAIN
-        if scheme in _BY_ROW and name.endswith("_scale") and recipe.shape[:1] == (1,):
-            recipe = recipes.reshape(recipe, recipe.shape[-1:])  # [1, N]
-        if scheme is Scheme.FP8_BLOCK and spec.dtype is DType.U8:
-            to = TensorSpec("", DType.F8E8M0, recipe.shape)
-            recipe = recipes.transform(recipe, to, _as_e8m0)
+        known = self.expected.get(spec.name)
+        if known is not None and known.scheme in _BY_ROW and name.endswith("_scale"):
+            recipe = recipes.reshape(recipe, [n for n in recipe.shape if n > 1] or (1,))
         stored = self.layout.slices.get(name.rpartition(".")[0])
         if stored is None or recipe.shape in ((), (1,)):
             return recipe
@@ -133,10 +130,6 @@ class Model:
         """The number of tensors of the file for each module of the quantisation table."""
         rows = (self.expected[name].row for name in self.tensors if name in self.expected)
         return Counter(r.table_key if isinstance(r, Linear) else r.module for r in rows)
-
-
-def _as_e8m0(array: Array) -> Array:
-    return array.view(DType.F8E8M0.numpy)
 
 
 def _is_scale(row: Row) -> bool:

@@ -8,7 +8,6 @@
     scale of a part         finite and 0 or above: of a row, an FP8 block, an NVFP4 group. Zero says
                             that this part of the tensor is zero, whatever its codes
     scale of an int4 group  finite; AutoRound gives some a sign
-    groups of int4 columns  in order
     matrix rounded to bf16  finite in bf16: f32 has its range but for the last 0.4 % (above
                             3.39e38), f16 far less; NaN and infinities were damage before
 
@@ -22,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint import foreign_formats
 from spark_engine.tensors import Array, DType
 
 _NAN = 0x7F  # e4m3's, without the sign; negative codes are above it
@@ -95,18 +93,6 @@ def check_signed(name: str, array: Array) -> Array:
     if bad.any():
         _refuse(name, array, int(bad.argmax()), "the scale of a group must be finite")
     return array
-
-
-def check_order(name: str, array: Array, size: int) -> None:
-    """The group of each column of int4: groups of `size` in order, or all -1, which says the same.
-    Raises CheckpointError naming tensor, column and group."""
-    groups = array.reshape(-1).astype(np.int64)
-    moved = groups != np.arange(groups.size) // size
-    if moved.any() and (groups != -1).any():
-        at = int(moved.argmax())
-        value = f"column {at} is of group {groups[at]}, not {at // size}"
-        format = "int4 with permuted columns (desc_act, actorder)"
-        raise foreign_formats.refused(format, name, value)
 
 
 def round_to_bf16(name: str, array: Array) -> Array:
