@@ -76,7 +76,8 @@ def modelopt(row: Json, where: str, groups: Json | None = None) -> Declared:
     else:
         listed, fallback = {}, _algorithm(algorithm, inner, where)
         groups = inner.get("config_groups") or groups or {}
-        if fallback is Scheme.NVFP4_A4 and groups and not any(map(_inputs, groups.values())):
+        inputs = (g.get("input_activations") for g in groups.values())
+        if fallback is Scheme.NVFP4_A4 and groups and not any(inputs):
             fallback = Scheme.NVFP4  # the algorithm's name says W4A4 of both; the groups say it
 
     patterned = [
@@ -92,11 +93,6 @@ def modelopt(row: Json, where: str, groups: Json | None = None) -> Declared:
 
     by_expert = name_patterns.by_expert((*patterns, *listed))
     return Declared(where, Dialect.MODELOPT, _modelopt_kv(inner, where), scheme, by_expert)
-
-
-def _inputs(group: Json) -> object:
-    """The scheme of a group's inputs; None if they are not quantised."""
-    return group.get("input_activations")
 
 
 def _mixed(inner: Json, where: str) -> dict[str, Scheme]:

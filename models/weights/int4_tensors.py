@@ -40,8 +40,10 @@ def projection_parts(model: Model, module: str, scheme: Scheme) -> dict[str, Rec
     def read(name: str) -> Recipe:
         return _stored(model, f"{module}.{name}")
 
-    def made(x: Recipe, dtype: DType, shape: tuple[int, ...], function: Function) -> Recipe:
-        return recipes.transform(x, TensorSpec("", dtype, shape), function)
+    def made(
+        x: Recipe, dtype: DType, shape: tuple[int, ...], function: Function, *more: Recipe
+    ) -> Recipe:
+        return recipes.transform(x, TensorSpec("", dtype, shape), function, *more)
 
     codes = made(read(weight), DType.U8, (rows, columns // 2), _CODES[dialect])
     widen = _Groups(dialect is not Dialect.COMPRESSED, scheme.group // INT4_GROUP)
@@ -51,9 +53,8 @@ def projection_parts(model: Model, module: str, scheme: Scheme) -> dict[str, Rec
         zeros = made(scales, DType.F32, wide, _eights)
     else:
         zeros = made(read(zero), DType.F32, wide, _Zeros(dialect, rows, widen))
-    both = TensorSpec("", DType.F32, (rows, 2 * wide[1]))
-    pairs = recipes.transform(scales, both, int4.paired, zeros)
-    factors = made(scales, DType.F32, (rows,), _factors)
+    pairs = made(scales, DType.F32, (rows, 2 * wide[1]), int4.paired, zeros)
+    factors = made(scales, DType.F32, (rows,), int4.row_factors)
     parts = {"weight": codes, "weight_scale": pairs, "w_scale2": factors}
     part_of = model.layout.slices.get(module)
     if part_of is not None:
@@ -61,7 +62,7 @@ def projection_parts(model: Model, module: str, scheme: Scheme) -> dict[str, Rec
     return parts
 
 
-Function = Callable[[Array], Array]
+Function = Callable[..., Array]
 
 
 def _stored(model: Model, name: str) -> Recipe:
@@ -147,7 +148,3 @@ class _Zeros:
 
 def _eights(scales: Array) -> Array:
     return np.full_like(scales, 8)
-
-
-def _factors(scales: Array) -> Array:
-    return int4.row_factors(scales.astype(np.float32))

@@ -149,7 +149,7 @@ def _int4(model: Model, module: str, scheme: Scheme) -> Projection:
 
 def scalar(model: Model, name: str) -> Recipe:
     """f32 []: a stored scale of a whole tensor."""
-    return recipes.reshape(recipes.cast(recipes.verified(model.source(name), "whole_scale")), ())
+    return recipes.reshape(recipes.cast(recipes.verified(model.whole(name), "whole_scale")), ())
 
 
 def _per_row(scale: Recipe, rows: int) -> Recipe:
