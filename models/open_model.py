@@ -34,14 +34,15 @@ from spark_engine.models.checkpoint.files import (
     read_index,
     read_json,
 )
+from spark_engine.models.checkpoint.foreign_formats import named
 from spark_engine.models.checkpoint.idle_tensors import idle_note
 from spark_engine.models.checkpoint.layout import DRAFT, HEAD, Layout
 from spark_engine.models.checkpoint.quant_schemes import Declared, Scheme
 from spark_engine.models.checkpoint.quant_table import (
     QuantTable,
+    as_stored,
     declarations,
     quant_table,
-    quantised_rows,
 )
 from spark_engine.models.checkpoint.tensor_list import PLAIN, Row, ValueKind, of_kind
 from spark_engine.models.checkpoint.weight_files import weight_files
@@ -79,7 +80,7 @@ def open_model(path: Path | str, rope_scaling: Json | None = None) -> Model:
         config = replace(config, mtp_layers=1)
     rows, (drafts, note) = family.tensors(config), family.draft_tensors(config)
     layout = Layout.detect(checkpoint.tensors, rows, drafts)
-    rows, drafts = (quantised_rows(part, layout, checkpoint.tensors) for part in (rows, drafts))
+    rows, drafts = (as_stored(part, layout, checkpoint.tensors) for part in (rows, drafts))
     declared = quant_table(rows, given.declared, layout.fused)
     table = declared.spelled(layout, checkpoint.tensors, rows)
     expected = expected_tensors(rows, config.dtype, table, layout)
@@ -89,7 +90,7 @@ def open_model(path: Path | str, rope_scaling: Json | None = None) -> Model:
     if not note:
         table, head, note = draft_tensors(drafts, config.dtype, checkpoint.tensors, layout, table)
         expected = {**expected, **head}
-    format = table.dialect.value if table.quantised else config.dtype.value
+    format = named(table.dialect) if table.quantised else config.dtype.value
     of_head = [n for n in checkpoint.tensors if n.startswith(layout.draft_prefix + DRAFT)]
     of_text = [n for n in checkpoint.tensors if not n.startswith(given.optional)]
     if any(d.by_index for d in given.declared):

@@ -7,7 +7,7 @@ network and no file: `check_tensors` compares names, dtypes and shapes.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from spark_engine.errors import CheckpointError
@@ -36,9 +36,8 @@ STACK_SCALE = "_scale_inv"  # of stacked experts in FP8 blocks, after the tensor
 GROUP_OF, ZERO = "g_idx", ("bias", "zero_point")
 IDLE = (
     ".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq", ".self_attn.q_scale",
-    ".self_attn.prob_scale", ".input_scale", ".input_global_scale", *ZERO,
+    ".self_attn.prob_scale", "input_scale", "input_global_scale", *ZERO,
 )  # fmt: skip
-_NEED = {ValueKind.TIED_HEAD: "rare", ValueKind.CACHE_SCALE: "rare"}
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,11 @@ def check_tensors(
     unknown = [n for n in tensors if n not in expected and not parts[n]]
     faults += [f"{n} in {tensors[n].file} is not a tensor of this network" for n in unknown]
     if faults:
-        raise CheckpointError(_report(faults))
+        rest = f", and {len(faults) - 1} more tensors do not fit" if len(faults) > 1 else ""
+        raise CheckpointError(
+            f"{faults[0]}{rest}; take config.json, the quantisation config and the weights from "
+            "one export, and download damaged files again"
+        )
     counts = Counter(p for name, p in parts.items() if p != OTHER or name not in expected)
     return {part: counts[part] for part in (*ignored, OTHER) if part != OTHER or counts[OTHER]}
 
@@ -127,11 +130,13 @@ def misfits(
 ) -> list[str]:
     """A sentence for each tensor of a part that is missing, mistyped or misshapen."""
     faults: list[str] = []
-    for name, want in expected.items():
-        if name in tensors and want.part == part:
-            faults += _misfit(want, tensors[name])
-        elif name not in tensors and want.part == part and want.need == "required":
+    for name, want in ((n, e) for n, e in expected.items() if e.part == part):
+        got = tensors.get(name)
+        if got is None and want.need == "required":
             faults.append(f"{name} is missing: expected {want}")
+        elif got and (got.dtype not in want.dtypes or tuple(got.shape) not in want.shapes):
+            found = f"{got.dtype} {list(got.shape)}"
+            faults.append(f"{name} in {got.file} is {found}: expected {want}")
     return faults
 
 
@@ -139,20 +144,6 @@ def _part(name: str, ignored: Mapping[str, tuple[str, ...]]) -> str:
     """The ignored part that the name belongs to, or ""."""
     parts = (part for part, starts in ignored.items() if name.startswith(starts))
     return next(parts, OTHER if name.startswith(ASIDE) or name.endswith(IDLE) else "")
-
-
-def _misfit(want: Expected, got: Stored) -> list[str]:
-    if got.dtype in want.dtypes and tuple(got.shape) in want.shapes:
-        return []
-    return [f"{want.name} in {got.file} is {got.dtype} {list(got.shape)}: expected {want}"]
-
-
-def _report(faults: Sequence[str]) -> str:
-    rest = f", and {len(faults) - 1} more tensors do not fit" if len(faults) > 1 else ""
-    return (
-        f"{faults[0]}{rest}; take config.json, the quantisation config and the weights from one "
-        "export, and download damaged files again"
-    )
 
 
 def _unquantised(
@@ -164,9 +155,10 @@ def _unquantised(
     if row.part != TEXT:
         yield Expected(name, plain, (row.shape,), row, "usual", part=row.part)
     elif row.kind is ValueKind.CACHE_SCALE:
-        yield Expected(name, SCALE, SCALAR, row, _NEED[row.kind])
+        yield Expected(name, SCALE, SCALAR, row, "rare")
     elif row.kind is not ValueKind.STACKED_EXPERTS or scheme is Scheme.PLAIN:
-        yield Expected(name, plain, (row.shape,), row, _NEED.get(row.kind, "required"))
+        need = "rare" if row.kind is ValueKind.TIED_HEAD else "required"
+        yield Expected(name, plain, (row.shape,), row, need)
     elif scheme is Scheme.FP8_BLOCK:
         *stack, n, k = row.shape
         blocks = (*stack, -(-n // 128), -(-k // 128))

@@ -23,7 +23,7 @@ def idle_note(
     for name in (n for n in idle if n.endswith(ZERO)):
         values = checkpoint.read(name).astype(np.float32).reshape(-1)
         if values.any():
-            value = f"{values[values != 0][0]}, not 0"
+            value = f"{values[values != 0][0]:.4g}, not 0"
             raise refused(f"{format} with a {name.rpartition('.')[2]}", name, value)
     for name in (n for n in names if n in expected and n.endswith(GROUP_OF)):
         value = "missing"
@@ -32,8 +32,9 @@ def idle_note(
             moved = np.flatnonzero(groups != np.arange(groups.size) // expected[name].scheme.group)
             if not moved.size or (groups == -1).all():  # which compressed-tensors has as in order
                 continue
-            value = f"column {moved[0]} is of group {groups[moved[0]]}"
-        raise refused("int4 with permuted columns (desc_act, actorder)", name, value)
+            value = f"column {moved[0]} has group {groups[moved[0]]}"
+        key = "" if name.endswith("weight_g_idx") else " (desc_act)"
+        raise refused(f"{format} int4 with permuted columns{key}", name, value)
     if not idle:
         return ()
     named = idle[0] if len(idle) == 1 else f"{idle[0]}, ..., {idle[-1]}"

@@ -41,6 +41,7 @@ _INT4 = {
 _BY_KEY = {
     "quant_algo": "modelopt", "config_groups": "compressed-tensors", "zero_point": "awq",
     "desc_act": "gptq", "autoround_version": "auto-round", "sym": "gptq",
+    "damp_percent": "gptq",
 }  # fmt: skip
 _LINEAR = "Linear"  # the class name that targets of compressed-tensors match
 
@@ -162,7 +163,9 @@ def _compressed(row: Json, where: str) -> Declared:
     if turns := (row.get("transform_config") or {}).get("config_groups"):
         value = f"transform_config: {', '.join(turns)}"
         raise foreign_formats.refused("a Hadamard transform", where, value)
-    _check_patterns(row, where)
+    listed = (g.get("targets") or () for g in groups.values())
+    entries = [e for some in (*listed, row.get("ignore") or ()) for e in some if e[:3] == "re:"]
+    name_patterns.check_patterns(entries, where)
     schemes = [(_targets(g, where), _group_scheme(g, where)) for g in groups.values()]
     ignored = name_patterns.own_names(row.get("ignore") or ())
 
@@ -180,13 +183,6 @@ def _compressed(row: Json, where: str) -> Declared:
     by_index = not orders <= {"None", "False", "weight", "static"}
     kv_fp8 = _kv_scheme(row.get("kv_cache_scheme"), where)
     return Declared(where, Dialect.COMPRESSED, kv_fp8, scheme, by_index=by_index)
-
-
-def _check_patterns(row: Json, where: str) -> None:
-    """Raises CheckpointError for patterns that might take for ever, which no exporter writes."""
-    listed = [g.get("targets") or () for g in row["config_groups"].values()]
-    entries = [e for some in (*listed, row.get("ignore") or ()) for e in some if e[:3] == "re:"]
-    name_patterns.check_patterns(entries, where)
 
 
 def _targets(

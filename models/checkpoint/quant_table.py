@@ -7,9 +7,10 @@ Built from the checkpoint's own declarations (`quant_declarations.py` reads thei
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint import quant_declarations
@@ -20,6 +21,7 @@ from spark_engine.models.checkpoint.tensor_list import (
     Linear,
     Row,
     Stored,
+    Tensor,
     ValueKind,
     linears,
 )
@@ -96,21 +98,17 @@ class QuantTable:
         return Counter(s.value for s in self.modules.values())
 
 
-def quantised_rows(
-    rows: Iterable[Row], layout: Layout, tensors: Mapping[str, Stored]
-) -> tuple[Row, ...]:
+def as_stored(rows: Iterable[Row], layout: Layout, tensors: Collection[str]) -> tuple[Row, ...]:
     """The rows; a matrix that exporters leave plain (a router) is a projection where the files have
     scales of it."""
-    scales = ("qweight", *(s.block_scale for s in SUFFIXES.values()))
-
-    def found(row: Row) -> Row:
-        module = layout.file_name(row.module)
-        if isinstance(row, Linear) or row.kind not in (ValueKind.ROUTER, ValueKind.GATE):
-            return row
-        quantised = any(f"{module}.{scale}" in tensors for scale in scales)
-        return Linear(row.module, *row.shape) if quantised else row
-
-    return tuple(map(found, rows))
+    ends = ("qweight", *(s.block_scale for s in SUFFIXES.values()))
+    made = []
+    for row in rows:
+        if isinstance(row, Tensor) and row.kind in (ValueKind.ROUTER, ValueKind.GATE):
+            if any(f"{layout.file_name(row.module)}.{end}" in tensors for end in ends):
+                row = Linear(row.module, row.shape[0], row.columns)
+        made.append(row)
+    return tuple(made)
 
 
 def quant_table(
@@ -153,8 +151,8 @@ def declarations(
     with malformed_json("config.json: quantization_config"):
         outer = (config_json, config_json.get("text_config") or {})
         inside = [(f"config.json: {key}", row.get(key)) for key in _KEYS for row in outer]
-        given = (*inside, *(() if hf_quant else others.items()))
-        where, inner = next(((w, row) for w, row in given if row), ("", {}))
+        given = filter(lambda one: one[1], (*inside, *(() if hf_quant else others.items())))
+        where, inner = next(given, ("", dict[str, Any]()))
         groups = inner.get("config_groups")
     if hf_quant:
         with malformed_json("hf_quant_config.json"):

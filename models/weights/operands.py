@@ -114,32 +114,26 @@ def _fp8_block(model: Model, module: str) -> Projection:
 
 
 def _nvfp4(model: Model, module: str) -> Projection:
-    weight, scale, scale2, _ = _fp4_tensors(model, module, False)
-    scales = {"weight_scale": scale, "w_scale2": recipes.repeat(scale2, weight.shape[0])}
-    return Projection(Scheme.NVFP4, weight, scales)
+    suffixes = SUFFIXES[model.table.dialect_of(module)]
+    weight = model.source(f"{module}.{suffixes.fp4_weight}")
+    block = recipes.verified(model.source(f"{module}.weight_scale"), "part_scale")
+    scale2 = recipes.repeat(_multiplier(model, module, suffixes.fp4_global), weight.shape[0])
+    return Projection(Scheme.NVFP4, weight, {"weight_scale": block, "w_scale2": scale2})
 
 
 def _nvfp4_a4(model: Model, module: str) -> Projection:
-    weight, scale, scale2, read = _fp4_tensors(model, module, True)
-    alpha = recipes.repeat(recipes.multiply(read, scale2), weight.shape[0])
-    return Projection(Scheme.NVFP4_A4, weight, {"weight_scale": scale, "alpha": alpha}, read)
+    p = _nvfp4(model, module)
+    read = _multiplier(model, module, SUFFIXES[model.table.dialect_of(module)].fp4_input)
+    alpha = recipes.multiply(recipes.repeat(read, p.weight.shape[0]), p.scales["w_scale2"])
+    scales = {"weight_scale": p.scales["weight_scale"], "alpha": alpha}
+    return Projection(Scheme.NVFP4_A4, p.weight, scales, read)
 
 
-def _fp4_tensors(
-    model: Model, module: str, reads_input: bool
-) -> tuple[Recipe, Recipe, Recipe, Recipe]:
-    """(codes, block scales, global scale that multiplies, input scale that multiplies)."""
-    dialect = model.table.dialect_of(module)
-    suffixes = SUFFIXES[dialect]
-
-    def multiplier(suffix: str) -> Recipe:
-        stored = scalar(model, f"{module}.{suffix}")
-        return recipes.reciprocal(stored) if dialect is Dialect.COMPRESSED else stored
-
-    packed = model.source(f"{module}.{suffixes.fp4_weight}")
-    block = recipes.verified(model.source(f"{module}.weight_scale"), "part_scale")
-    scale2 = multiplier(suffixes.fp4_global)
-    return packed, block, scale2, multiplier(suffixes.fp4_input) if reads_input else scale2
+def _multiplier(model: Model, module: str, suffix: str) -> Recipe:
+    """f32 []: a global scale, which multiplies."""
+    stored = scalar(model, f"{module}.{suffix}")
+    divides = model.table.dialect_of(module) is Dialect.COMPRESSED
+    return recipes.reciprocal(stored) if divides else stored
 
 
 def _int4(model: Model, module: str, scheme: Scheme) -> Projection:

@@ -32,7 +32,7 @@ _INFINITE: dict[DType, np.uint16 | np.uint32] = {
     DType.F16: np.uint16(0x7C00),
     DType.F32: np.uint32(0x7F800000),
 }
-LEAST, MOST = np.finfo(np.float32).tiny, np.finfo(np.float32).max
+LEAST, MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 U8 = NDArray[np.uint8]
 
 
