@@ -112,6 +112,12 @@ def _permuted(written: Written) -> None:
         written.tensors[name] = np.roll(written.tensors[name], 1)
 
 
+def _reversed(written: Written) -> None:
+    _indexed(written)
+    name = next(n for n in written.tensors if n.endswith("weight_g_idx"))
+    written.tensors[name] = written.tensors[name][::-1].copy()
+
+
 def _no_index(written: Written) -> None:
     quantisation(desc_act=True)(written)
     for name in [n for n in written.tensors if n.endswith("up_proj.g_idx")]:
@@ -269,6 +275,7 @@ FORMATS: dict[str, Odd] = {
         "unsloth 3.8", damage.added(K_ZERO, np.ones(1, np.float32)), "compressed-tensors"
     ),
     "permuted columns": Odd("GPTQ, dense", _permuted, "int4.*desc_act"),
+    "permuted columns of compressed-tensors": Odd("CT int4 g128", _reversed, "int4"),
     "no order of columns": Odd("GPTQ, dense", _no_index, "int4"),
     "a transform": Odd(CT, quantisation(transform_config=TURNED), "Hadamard"),
     "rounded outputs": Odd(CT, _outputs, "output"),
