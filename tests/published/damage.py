@@ -69,8 +69,8 @@ def uncalibrated(value: float | None) -> Change:
     return change
 
 
-def beside(end: str, name: str, array: Callable[[Array], Array]) -> Change:
-    """A tensor `name` next to each whose name ends with `end`, the draft head's too."""
+def next_to(end: str, name: str, array: Callable[[Array], Array]) -> Change:
+    """A tensor `name` next to each with a name that ends with `end`, the draft head's too."""
 
     def change(written: Written) -> None:
         for tensors in written.files.values():
@@ -81,7 +81,7 @@ def beside(end: str, name: str, array: Callable[[Array], Array]) -> Change:
 
 
 def alone(file: str, *without: str) -> Change:
-    """The quantisation in a file of its own, as older exporters write it."""
+    """The quantisation in a separate file, as older exporters write it."""
 
     def change(written: Written) -> None:
         config = written.config.pop("quantization_config")

@@ -91,7 +91,7 @@ def _indexed(written: Written) -> None:
     """The group of each column, in order, and a declaration that they may be permuted."""
     group = written.config["quantization_config"]["config_groups"]["group_0"]
     group["weights"] = group["weights"] | {"actorder": "group"}
-    damage.beside("weight_packed", "weight_g_idx", _groups_of_128)(written)
+    damage.next_to("weight_packed", "weight_g_idx", _groups_of_128)(written)
 
 
 def _groups_of_128(words: Array) -> Array:
@@ -182,7 +182,7 @@ BUILDS: dict[str, Odd] = {
     "a cache scale of keys and values": Odd(
         "ModelOpt FP8, FP8 cache", damage.one_cache_scale, "2 of them: .*zero_point"
     ),
-    "biases of 0": Odd("GPTQ, dense", damage.beside("qweight", "bias", _no_bias), "effect.*bias"),
+    "biases of 0": Odd("GPTQ, dense", damage.next_to("qweight", "bias", _no_bias), "effect.*bias"),
     "desc_act, in order": Odd("GPTQ, dense", quantisation(desc_act=True)),
     "actorder, in order": Odd("CT int4 g128", _indexed),
     **{
@@ -195,7 +195,7 @@ BUILDS: dict[str, Odd] = {
     },
     "scales of dynamic inputs": Odd(
         "FP8 blocks, dense",
-        damage.beside("weight_scale_inv", "input_scale", lambda scale: ONE),
+        damage.next_to("weight_scale_inv", "input_scale", lambda scale: ONE),
         "effect.*input_scale",
     ),
     "compression_config": Odd(CT, _compression),
