@@ -328,7 +328,9 @@ LAYOUTS: dict[str, Layout] = {
         "moe", {LINEAR: "fp8_rows"}, linear("fp8_rows"), fused=True
     ),
     "FP8 dynamic, mtp too": Layout("dense", ROWS, linear("fp8_rows"), head=ROWS),
-    "CT NVFP4, dense": Layout("dense", {LINEAR: "ct_nvfp4"}, linear("ct_nvfp4")),
+    "CT NVFP4, dense": Layout(
+        "dense", {LINEAR: "ct_nvfp4"}, linear("ct_nvfp4"), head={LINEAR: "ct_nvfp4"}
+    ),
     "CT NVFP4, experts": Layout(
         "moe", {rf"{ATTENTION}|{FFN}": "ct_nvfp4"}, linear("ct_nvfp4")
     ),

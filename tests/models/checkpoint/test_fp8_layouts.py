@@ -13,7 +13,7 @@ from spark_engine.models.checkpoint.tensor_list import linears
 from spark_engine.models.open_model import open_model
 from spark_engine.models.weights.operands import projection
 from spark_engine.models.weights.stored_model import Model
-from tests.checkpoint_files import Array, write_safetensors, write_shards
+from tests.checkpoint_files import Array, write_shards
 from tests.checkpoints import Written, write_checkpoint
 from tests.oracles.oracle import spread
 
@@ -89,52 +89,3 @@ def test_modelopt_blocks_of_weights_alone(tmp_path: Path, four: bool) -> None:
     assert model.has_drafts, model.draft_note
     check(written, model, Scheme.FP8_BLOCK)
     assert model.table["mtp.layers.0.mlp.up_proj"] is Scheme.FP8_BLOCK
-
-
-@pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
-@pytest.mark.parametrize("head", ["ct_fp8_channel", "ct_nvfp4_a4", ""])
-def test_by_token_next_to_w4a4(tmp_path: Path, moe: bool, head: str) -> None:
-    """MLPs are W4A4, the rest and the head are FP8, and the draft head is in another file;
-    the names of whole mixers are in `ignore`."""
-    written = write_checkpoint(tmp_path / "fp8", HEAD, "ct_fp8_channel", moe=moe, head=head,
-                               head_experts="split", kv_scales="compressed")  # fmt: skip
-    write_checkpoint(tmp_path / "fp4", HEAD, "ct_nvfp4_a4", moe=moe)
-    eight, four = (tensors_of(tmp_path / name) for name in ("fp8", "fp4"))
-    groups = [
-        json.loads((tmp_path / name / "config.json").read_text())["quantization_config"]
-        ["config_groups"]["group_0"] for name in ("fp8", "fp4")
-    ]  # fmt: skip
-    mlps = ("gate_proj.", "up_proj.", "down_proj.")
-    mixed = {
-        n: a for n, a in eight.items() if n.startswith("mtp.") or not any(m in n for m in mlps)
-    }
-    mixed |= {n: a for n, a in four.items() if any(m in n for m in mlps) and "mtp." not in n}
-    groups[0]["targets"] = [r"re:.*(self_attn|linear_attn)\.(?!in_proj_[ab])", "re:.*lm_head"]
-    groups[1]["targets"] = [r"re:.*mlp.*(gate|up|down)_proj$"]
-    ignore = [
-        f"model.layers.{i}.{m}" for i in range(4) for m in ("linear_attn", "self_attn", "mlp")
-    ]
-    folder = tmp_path / "fp8"
-    named = {f"group_{i}": group for i, group in enumerate(groups)}
-    method = {"quant_method": "compressed-tensors", "format": "mixed-precision"}
-    declare(folder, method | {"config_groups": named, "ignore": ignore})
-    (folder / "model.safetensors").unlink()
-    files = {"model.safetensors": False, "model_mtp.safetensors": True}
-    for file, drafts in files.items():
-        write_safetensors(
-            folder / file, {n: a for n, a in mixed.items() if n.startswith("mtp.") is drafts}
-        )
-    weight_map = {n: [*files][n.startswith("mtp.")] for n in mixed}
-    index = {"metadata": {}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-    model = open_model(folder)
-    table = model.table
-    assert table["layers.0.mlp.experts" if moe else UP] is Scheme.NVFP4_A4
-    assert table["lm_head"] is table["layers.0.linear_attn.in_proj_qkv"] is Scheme.FP8_CHANNEL
-    check(written, model, Scheme.FP8_CHANNEL)
-    assert model.has_drafts, model.draft_note
-    want = {"ct_fp8_channel": Scheme.FP8_CHANNEL, "ct_nvfp4_a4": Scheme.NVFP4_A4}
-    found = table["mtp.layers.0.self_attn.q_proj"]
-    assert found is want.get(head, Scheme.PLAIN)
-    assert model.has("layers.3.self_attn.k_scale")
