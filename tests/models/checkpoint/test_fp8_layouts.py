@@ -1,4 +1,4 @@
-"""Checkpoints with FP8 as exporters store it: by channel and token, in blocks, next to NVFP4."""
+"""Checkpoints with FP8 by channel and token as ModelOpt may store it."""
 
 import json
 from pathlib import Path
@@ -15,11 +15,8 @@ from spark_engine.models.weights.operands import projection
 from spark_engine.models.weights.stored_model import Model
 from tests.checkpoint_files import Array, write_shards
 from tests.checkpoints import Written, write_checkpoint
-from tests.oracles.oracle import spread
 
 Json = dict[str, Any]
-HEAD = {"mtp_num_hidden_layers": 1}
-UP = "layers.0.mlp.up_proj"
 
 
 def tensors_of(folder: Path) -> dict[str, Array]:
@@ -39,10 +36,7 @@ def values(model: Model, module: str) -> Array:
     p = projection(model, module, model.table[module])
     assert model.checkpoint is not None and p.input_scale is None
     weight, scale = (r.evaluate(model.checkpoint) for r in (p.weight, p.scales["weight_scale"]))
-    wide = weight.astype(np.float64)
-    if p.scheme is Scheme.FP8_BLOCK:
-        return wide * spread(scale.astype(np.float64), 128, 128, weight.shape)
-    return np.asarray(wide * scale[:, None])
+    return np.asarray(weight.astype(np.float64) * scale[:, None])
 
 
 def check(written: Written, model: Model, scheme: Scheme) -> None:
@@ -70,22 +64,3 @@ def test_modelopt_by_channel(tmp_path: Path, shape: str, dtype: type) -> None:
     algorithm = {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}
     declare(tmp_path, algorithm | {"exclude_modules": ["*in_proj_a", "*in_proj_b"]})
     check(written, open_model(tmp_path), Scheme.FP8_CHANNEL)
-
-
-@pytest.mark.parametrize("four", [True, False], ids=["four dimensions", "inverse"])
-def test_modelopt_blocks_of_weights_alone(tmp_path: Path, four: bool) -> None:
-    """`weight_scale` [n, 1, k, 1] (Model Optimizer), or `weight_scale_inv` [n, k]."""
-    written = write_checkpoint(tmp_path, HEAD, "fp8_block", head="fp8_block")
-    tensors = tensors_of(tmp_path)
-    if four:
-        for name in [n for n in tensors if n.endswith("weight_scale_inv")]:
-            scale = tensors.pop(name).astype(np.float32)[:, None, :, None]
-            tensors[name.removesuffix("_inv")] = scale
-    write_shards(tmp_path, tensors, 1)
-    algorithm = {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}
-    plain = ["lm_head", "*in_proj_a", "*in_proj_b"]
-    declare(tmp_path, algorithm | {"exclude_modules": plain})
-    model = open_model(tmp_path)
-    assert model.has_drafts, model.draft_note
-    check(written, model, Scheme.FP8_BLOCK)
-    assert model.table["mtp.layers.0.mlp.up_proj"] is Scheme.FP8_BLOCK
