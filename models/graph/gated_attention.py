@@ -50,7 +50,7 @@ class GatedAttention(HeadProjections):
 
     k_scales: tuple[Tensor, ...]
     v_scales: tuple[Tensor, ...]
-    kv_scales: tuple[Tensor, ...]
+    kv_scales: tuple[Tensor, ...] = ()
 
     def write(self, w: Writer, x: gs.Variable, layer: str) -> gs.Variable:
         """The mixer over normed x [tokens, H]; `layer` names its states."""
