@@ -5,13 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.engine.policy.pacing import LATENCY, THROUGHPUT
 from spark_engine.runtime.engine.request import Event, Request, SamplingParams
+from tests.generated import tried
 from tests.runtime.engine.invariants import check_idle
 from tests.runtime.random_engines import (
     OPTIONS,
@@ -51,14 +52,7 @@ def shared(rng: random.Random, count: int) -> list[Request]:
     return made
 
 
-@settings(
-    max_examples=settings().max_examples // 20,  # 5; 50 in `make soak`
-    derandomize=True,
-    deadline=None,
-    database=None,
-    phases=(Phase.generate,),
-    suppress_health_check=list(HealthCheck),
-)
+@tried(1 / 20, shrink=False)
 @given(
     seed=st.integers(0, 2**32),
     depth=st.integers(0, 1),

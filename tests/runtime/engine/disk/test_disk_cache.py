@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_engine.errors import CapacityError, OptionError
@@ -24,6 +24,7 @@ from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.engine.policy import prefix_admission
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.runtime.executors.memory import States
+from tests.generated import tried
 from tests.runtime.engine.invariants import check_engine, check_idle
 from tests.runtime.engine.test_traces import (
     Trace,
@@ -39,13 +40,7 @@ LIMITS = Limits(4, 340, 60, VOCAB, page_size=16, bias_slots=8, top_logprobs=3, s
 SYSTEM = tuple(i * 11 % VOCAB for i in range(70))
 
 
-@settings(
-    max_examples=settings().max_examples // 8,  # 12; 125 in `make soak`
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@tried(1 / 8)
 @given(
     trace=forks(),
     seed=st.integers(0, 2**32),
