@@ -1,6 +1,7 @@
 """OpenAI's responses: what a body means, the form of answers and events, what is kept."""
 
 import asyncio
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ def test_a_whole_answer() -> None:
     thought, message, call = answer.pop("output")
     assert (thought["type"], thought["content"][0]["text"]) == ("reasoning", "I think.")
     assert thought["summary"] == [] and thought["id"].startswith("rs_")
+    assert b64decode(thought["encrypted_content"]) == b"I think."
     part = {"type": "output_text", "text": "Let me look.", "annotations": [], "logprobs": []}
     assert message.pop("id").startswith("msg_")
     assert message == {
