@@ -75,9 +75,7 @@ def test_traces_equal_solo_runs(
     exact = swap or quantised(loaded)
     limits = replace(loaded.limits, pages=4 if few else 20, max_seqs=6)
     options = EngineOptions(
-        policy=THROUGHPUT if seed % 2 else LATENCY,
-        depth=depth,
-        swap_bytes=1 << 30 if exact else 0,
+        policy=THROUGHPUT if seed % 2 else LATENCY, depth=depth, swap_bytes=1 << 30 if exact else 0
     )
     engine, rng = Engine(replace(loaded, limits=limits), options), random.Random(seed)
     requests = [
@@ -298,9 +296,7 @@ def test_traces_of_rounds_of_drafts_equal_solo_runs_without(
     exact, rng = swap or quantised(drafting), random.Random(seed)
     limits = replace(drafting.limits, pages=5 if few else 20, max_seqs=6)
     options = EngineOptions(
-        policy=THROUGHPUT if seed % 2 else LATENCY,
-        depth=depth,
-        swap_bytes=1 << 30 if exact else 0,
+        policy=THROUGHPUT if seed % 2 else LATENCY, depth=depth, swap_bytes=1 << 30 if exact else 0
     )
     engine = Engine(replace(drafting, limits=limits), options)
     engine.scheduler.depth.choose = lambda seqs, brisk=False: rng.randint(0, DRAFTS)  # type: ignore[method-assign]

@@ -13,12 +13,7 @@ from tests.repository import ROOT
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 from benchmarks.rehearsal import __main__ as rehearsal
-from benchmarks.rehearsal import (
-    cut_models,
-    ops,
-    sanitized,
-    tables,
-)
+from benchmarks.rehearsal import cut_models, ops, sanitized, tables
 from benchmarks.rehearsal.reporter import Reporter
 from benchmarks.result_files import CONFIGS, MODELS, read, write
 from spark_engine.errors import ExecutorError

@@ -291,7 +291,7 @@ def test_fp8_merges_where_the_scales_are_equal() -> None:
     done = b.done(b.standard("Concat", parts, "ab", 32, axis=1))
     assert done.counts["merge_projections"] == 1
     assert [t.name for t in b.node("fp8_linear").inputs] == [
-        *("q", "a+b.weight", "a.scale", "a+b.weight_scale"),
+        *("q", "a+b.weight", "a.scale", "a+b.weight_scale")
     ]
 
 

@@ -13,12 +13,7 @@ import pytest
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Op
 from spark_engine.plugins.ops.delta_rule import causal_conv, gated_delta, gdn_decode
-from spark_engine.plugins.state.replay_ring import (
-    Ring,
-    ring_behind,
-    ring_records,
-    whole_state,
-)
+from spark_engine.plugins.state.replay_ring import Ring, ring_behind, ring_records, whole_state
 from spark_engine.tensors import Array, DType
 from tests.plugins import one_node
 from tests.plugins.cases.delta_rule import gated_delta as gated_delta_cases

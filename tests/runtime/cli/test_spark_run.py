@@ -135,10 +135,7 @@ WRONG = [
     (("--serve", "--cache-gib", "inf"), "--cache-gib is inf"),
     (("--serve", "--cache-gib", "much"), "'much' is not a valid float"),
     (("--serve", "--cache-gib", "1e-9"), "--cache-gib is 9.31e-10; a prefix takes"),
-    (
-        ("--prompt", "a", "--cache-gib", "1"),
-        "--cache-gib does nothing with --prompt",
-    ),
+    (("--prompt", "a", "--cache-gib", "1"), "--cache-gib does nothing with --prompt"),
     (("--prompt", "a", "--cache-gib", "0"), "--cache-gib does nothing with --prompt"),
     (
         ("--prompt", "a", "--policy", "latency"),

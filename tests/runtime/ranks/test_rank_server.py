@@ -18,13 +18,7 @@ import pytest
 from tests.checkpoints import write_checkpoint
 from tests.ports import free_port
 from tests.runtime import small_tokenizer
-from tests.runtime.ranks.test_rank_processes import (
-    AT_LENGTH,
-    SERVED,
-    SHALLOW,
-    gone,
-    make,
-)
+from tests.runtime.ranks.test_rank_processes import AT_LENGTH, SERVED, SHALLOW, gone, make
 
 BODY = {"prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 

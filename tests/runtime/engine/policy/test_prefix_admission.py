@@ -394,7 +394,7 @@ def test_long_prompts_keep_a_state_every_so_often() -> None:
     prompt = tuple(i % 251 for i in range(2 * EVERY + 100))
     kept = prefill(made, sequence(0, prompt))
     assert [(end, source) for end, source, _ in kept] == [
-        *((end, 0) for end in (EVERY, 2 * EVERY, 2 * EVERY + 64)),
+        *((end, 0) for end in (EVERY, 2 * EVERY, 2 * EVERY + 64))
     ]
     rows = [save for _, _, save in kept]
     assert len({*rows}) == 3 and min(rows) >= 4, "behind the slots' rows"
