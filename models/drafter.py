@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from spark_engine.errors import CheckpointError
 from spark_engine.interface import BLOCK_DRAFTER
-from spark_engine.models.checkpoint.expected_tensors import MTP, Expected
+from spark_engine.models.checkpoint.expected_tensors import MTP, Expected, misfits
 from spark_engine.models.checkpoint.files import Checkpoint, open_checkpoint, read_json
 from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.checkpoint.tensor_list import (
@@ -148,12 +148,8 @@ def _expected(row: Row) -> Expected:
 def _check(expected: dict[str, Expected], opened: Checkpoint) -> None:
     """Raises CheckpointError for a tensor that is missing, unknown, quantised or of another
     shape."""
-    faults = [f"{n} is missing" for n in expected if n not in opened.tensors]
-    for name, tensor in opened.tensors.items():
-        if name not in expected:
-            faults.append(f"{name} is no tensor of a drafter")
-        elif tensor.dtype not in PLAIN or tensor.shape != expected[name].shapes[0]:
-            faults.append(f"{name} is {tensor.dtype} {list(tensor.shape)}, not {expected[name]}")
+    faults = misfits(expected, opened.tensors, MTP)
+    faults += [f"{n} is no tensor of a drafter" for n in opened.tensors if n not in expected]
     if faults:
         more = f", and {len(faults) - 1} more faults" if len(faults) > 1 else ""
         raise CheckpointError(

@@ -16,7 +16,9 @@ from spark_engine.errors import CheckpointError, OptionError
 from spark_engine.models.checkpoint.draft_tensors import draft_tensors
 from spark_engine.models.checkpoint.expected_tensors import (
     ASIDE,
+    GROUP_OF,
     MTP,
+    TEXT,
     VISION,
     Expected,
     check_tensors,
@@ -32,9 +34,16 @@ from spark_engine.models.checkpoint.files import (
     read_index,
     read_json,
 )
-from spark_engine.models.checkpoint.layout import HEAD, Layout
+from spark_engine.models.checkpoint.foreign_formats import named
+from spark_engine.models.checkpoint.idle_tensors import idle_note
+from spark_engine.models.checkpoint.layout import DRAFT, HEAD, Layout
 from spark_engine.models.checkpoint.quant_schemes import Declared, Scheme
-from spark_engine.models.checkpoint.quant_table import QuantTable, declarations, quant_table
+from spark_engine.models.checkpoint.quant_table import (
+    QuantTable,
+    as_stored,
+    declarations,
+    quant_table,
+)
 from spark_engine.models.checkpoint.tensor_list import PLAIN, Row, ValueKind, of_kind
 from spark_engine.models.checkpoint.weight_files import weight_files
 from spark_engine.models.config.json_values import Json, malformed_json
@@ -71,6 +80,7 @@ def open_model(path: Path | str, rope_scaling: Json | None = None) -> Model:
         config = replace(config, mtp_layers=1)
     rows, (drafts, note) = family.tensors(config), family.draft_tensors(config)
     layout = Layout.detect(checkpoint.tensors, rows, drafts)
+    rows, drafts = (as_stored(part, layout, checkpoint.tensors) for part in (rows, drafts))
     declared = quant_table(rows, given.declared, layout.fused)
     table = declared.spelled(layout, checkpoint.tensors, rows)
     expected = expected_tensors(rows, config.dtype, table, layout)
@@ -80,6 +90,17 @@ def open_model(path: Path | str, rope_scaling: Json | None = None) -> Model:
     if not note:
         table, head, note = draft_tensors(drafts, config.dtype, checkpoint.tensors, layout, table)
         expected = {**expected, **head}
+    format = named(table.dialect) if table.quantised else config.dtype.value
+    of_head = [n for n in checkpoint.tensors if n.startswith(layout.draft_prefix + DRAFT)]
+    of_text = [n for n in checkpoint.tensors if not n.startswith(given.optional)]
+    if any(d.by_index for d in given.declared):
+        of_text += [n for n, e in expected.items() if n.endswith(GROUP_OF) and e.part == TEXT]
+    notes = idle_note(checkpoint, of_text, expected, format)
+    try:
+        notes += idle_note(checkpoint, () if note else of_head, expected, format)
+    except CheckpointError as error:
+        note = f"the checkpoint's draft head is not read: {error}"
+    checkpoint = replace(checkpoint, notes=(*checkpoint.notes, *notes))
     found = {n: TensorSpec(n, t.dtype, t.shape) for n, t in checkpoint.tensors.items()}
     tensors = MappingProxyType(found)
     vision, unseen = _vision(config, given.json, expected, checkpoint)
@@ -155,11 +176,12 @@ def read_description(
     Raises CheckpointError as `open_model` does for faults of the JSON files, so before weights are
     fetched or read, and where one of `files` is missing.
     """
-    config, generation, hf_quant = read_configs(folder)
+    config, generation, hf_quant, *others = read_configs(folder)
     with malformed_json(CONFIGS[0]):
         given = rescaled(config, rope_scaling) if rope_scaling else config
     model = read_config(given, generation)
-    found = Description(config, model, generation, declarations(config, hf_quant))
+    declared = declarations(config, hf_quant, dict(zip(CONFIGS[3:], others, strict=True)))
+    found = Description(config, model, generation, declared)
     if files is not None:
         weight_files(folder, files, read_index(folder), found.optional)
     return found

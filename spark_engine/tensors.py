@@ -25,6 +25,7 @@ class DType(enum.StrEnum):
     F16 = "f16"
     BF16 = "bf16"
     F8E4M3 = "f8e4m3"
+    F8E8M0 = "f8e8m0"  # a power of two; scales of files have it, no graph
     U8 = "u8"
     I32 = "i32"
     U32 = "u32"
@@ -74,6 +75,7 @@ _FORMS = {
     DType.F16: _Forms(np.dtype(np.float16), 10, "float16", "F16"),
     DType.BF16: _Forms(np.dtype(ml_dtypes.bfloat16), 16, "bfloat16", "BF16"),
     DType.F8E4M3: _Forms(np.dtype(ml_dtypes.float8_e4m3fn), 17, "float8e4m3fn", "F8_E4M3"),
+    DType.F8E8M0: _Forms(np.dtype(ml_dtypes.float8_e8m0fnu), 24, "float8e8m0", "F8_E8M0"),
     DType.U8: _Forms(np.dtype(np.uint8), 2, "uint8", "U8"),
     DType.I32: _Forms(np.dtype(np.int32), 6, "int32", "I32"),
     DType.U32: _Forms(np.dtype(np.uint32), 12, "uint32", "U32"),

@@ -10,7 +10,13 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint.expected_tensors import MTP, Expected, expected_tensors, misfits
+from spark_engine.models.checkpoint.expected_tensors import (
+    IDLE,
+    MTP,
+    Expected,
+    expected_tensors,
+    misfits,
+)
 from spark_engine.models.checkpoint.layout import DRAFT, Layout
 from spark_engine.models.checkpoint.quant_schemes import INT4, SUFFIXES, Dialect, Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable
@@ -65,7 +71,8 @@ def draft_tensors(
     except CheckpointError as error:
         return text, {}, f"the checkpoint's draft head is not read: {error}"
     faults = misfits(expected, tensors, MTP)
-    faults += [f"{n} is not a tensor of a draft head" for n in there if n not in expected]
+    other = (n for n in there if n not in expected and not n.endswith(IDLE))
+    faults += [f"{n} is not a tensor of a draft head" for n in other]
     if faults:
         more = f", and {len(faults) - 1} more faults" if len(faults) > 1 else ""
         return text, {}, f"the checkpoint's draft head is not read: {faults[0]}{more}"
@@ -113,11 +120,10 @@ def _scheme(
     weight = tensors.get(f"{module}.weight")
     if weight is None or weight.dtype is not DType.F8E4M3:
         return Scheme.PLAIN
-    if f"{module}.input_scale" in tensors:
-        return Scheme.FP8
     inverse = f"{module}.{SUFFIXES[Dialect.BLOCK].block_scale}" in tensors
-    blocks = inverse or _is_blocks(linear, tensors, f"{module}.{names.block_scale}")
-    return Scheme.FP8_BLOCK if blocks else Scheme.FP8_CHANNEL
+    if inverse or _is_blocks(linear, tensors, f"{module}.{names.block_scale}"):
+        return Scheme.FP8_BLOCK
+    return Scheme.FP8 if f"{module}.input_scale" in tensors else Scheme.FP8_CHANNEL
 
 
 def _int4_scheme(module: str, tensors: Files, columns: int) -> Scheme | None:

@@ -7,7 +7,7 @@ network and no file: `check_tensors` compares names, dtypes and shapes.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from spark_engine.errors import CheckpointError
@@ -26,18 +26,18 @@ from spark_engine.models.checkpoint.tensor_list import (
 )
 from spark_engine.tensors import DType
 
-SCALE = (DType.F32, DType.BF16, DType.F16)
+SCALE = (DType.F32, DType.BF16, DType.F16, DType.F8E8M0)
 SCALAR: tuple[Shape, ...] = ((), (1,), (1, 1))
 TEXT, MTP, VISION, OTHER = "text", "mtp", "vision", "other"
-# Names of tensors that no text needs: of a reward model's head, of audio, what is computed, and
-# what rounds the products inside attention, which are exact here.
+# Names of tensors that no text needs: of a reward model's head, and of audio; and how those end
+# that change nothing, some if they are zero (idle_tensors.py).
 ASIDE = ("score.", "v_head.", "audio_tower.", "model.audio_tower.", "model.audio_projector.")
 STACK_SCALE = "_scale_inv"  # of stacked experts in FP8 blocks, after the tensor's name
-COMPUTED = (
-    ".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq",
-    ".self_attn.q_scale", ".self_attn.prob_scale",
+GROUP_OF, ZERO = "g_idx", ("bias", "zero_point")
+IDLE = (
+    ".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq", ".self_attn.q_scale",
+    ".self_attn.prob_scale", "input_scale", "input_global_scale", *ZERO,
 )  # fmt: skip
-_NEED = {ValueKind.TIED_HEAD: "rare", ValueKind.CACHE_SCALE: "rare"}
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,12 @@ def check_tensors(
     unknown = [n for n in tensors if n not in expected and not parts[n]]
     faults += [f"{n} in {tensors[n].file} is not a tensor of this network" for n in unknown]
     if faults:
-        raise CheckpointError(_report(faults))
-    counts = Counter(parts.values())
+        rest = f", and {len(faults) - 1} more tensors do not fit" if len(faults) > 1 else ""
+        raise CheckpointError(
+            f"{faults[0]}{rest}; take config.json, the quantisation config and the weights from "
+            "one export, and download damaged files again"
+        )
+    counts = Counter(p for name, p in parts.items() if p != OTHER or name not in expected)
     return {part: counts[part] for part in (*ignored, OTHER) if part != OTHER or counts[OTHER]}
 
 
@@ -126,32 +130,20 @@ def misfits(
 ) -> list[str]:
     """A sentence for each tensor of a part that is missing, mistyped or misshapen."""
     faults: list[str] = []
-    for name, want in expected.items():
-        if name in tensors and want.part == part:
-            faults += _misfit(want, tensors[name])
-        elif name not in tensors and want.part == part and want.need == "required":
+    for name, want in ((n, e) for n, e in expected.items() if e.part == part):
+        got = tensors.get(name)
+        if got is None and want.need == "required":
             faults.append(f"{name} is missing: expected {want}")
+        elif got and (got.dtype not in want.dtypes or tuple(got.shape) not in want.shapes):
+            found = f"{got.dtype} {list(got.shape)}"
+            faults.append(f"{name} in {got.file} is {found}: expected {want}")
     return faults
 
 
 def _part(name: str, ignored: Mapping[str, tuple[str, ...]]) -> str:
     """The ignored part that the name belongs to, or ""."""
     parts = (part for part, starts in ignored.items() if name.startswith(starts))
-    return next(parts, OTHER if name.startswith(ASIDE) or name.endswith(COMPUTED) else "")
-
-
-def _misfit(want: Expected, got: Stored) -> list[str]:
-    if got.dtype in want.dtypes and tuple(got.shape) in want.shapes:
-        return []
-    return [f"{want.name} in {got.file} is {got.dtype} {list(got.shape)}: expected {want}"]
-
-
-def _report(faults: Sequence[str]) -> str:
-    rest = f", and {len(faults) - 1} more tensors do not fit" if len(faults) > 1 else ""
-    return (
-        f"{faults[0]}{rest}; take config.json, the quantisation config and the weights from one "
-        "export, and download damaged files again"
-    )
+    return next(parts, OTHER if name.startswith(ASIDE) or name.endswith(IDLE) else "")
 
 
 def _unquantised(
@@ -163,9 +155,10 @@ def _unquantised(
     if row.part != TEXT:
         yield Expected(name, plain, (row.shape,), row, "usual", part=row.part)
     elif row.kind is ValueKind.CACHE_SCALE:
-        yield Expected(name, SCALE, SCALAR, row, _NEED[row.kind])
+        yield Expected(name, SCALE, SCALAR, row, "rare")
     elif row.kind is not ValueKind.STACKED_EXPERTS or scheme is Scheme.PLAIN:
-        yield Expected(name, plain, (row.shape,), row, _NEED.get(row.kind, "required"))
+        need = "rare" if row.kind is ValueKind.TIED_HEAD else "required"
+        yield Expected(name, plain, (row.shape,), row, need)
     elif scheme is Scheme.FP8_BLOCK:
         *stack, n, k = row.shape
         blocks = (*stack, -(-n // 128), -(-k // 128))
@@ -195,7 +188,7 @@ def _projection(
     if scheme is Scheme.PLAIN:
         yield tensor("weight", plain, ((n, k),))
     elif scheme in (Scheme.FP8, Scheme.FP8_CHANNEL):
-        static, one, rows = scheme is Scheme.FP8, SCALAR, ((n, 1), (n,))
+        static, one, rows = scheme is Scheme.FP8, SCALAR, ((n, 1), (n,), (1, n))
         yield tensor("weight", (DType.F8E4M3,), ((n, k),))
         yield tensor("weight_scale", SCALE, (*one, *rows) if static else (*rows, *one))
         if static:
@@ -213,7 +206,7 @@ def _projection(
         shapes: tuple[Shape, ...] = (blocks,)
         if dialect is Dialect.MODELOPT:
             shapes = ((blocks[0], 1, blocks[1], 1), blocks)
-        yield tensor(suffixes.block_scale, (DType.BF16, DType.F32, DType.F16), shapes)
+        yield tensor(suffixes.block_scale, (DType.BF16, DType.F32, *SCALE[2:]), shapes)
     elif scheme.group:
         _check_groups(linear, scheme.group)
         for suffix, dtypes, shape, need in _int4(n, k, scheme, dialect):

@@ -30,22 +30,20 @@ from spark_engine.models.checkpoint.weight_files import (
     adds,
     fail,
     is_adapter,
+    is_model,
     weight_files,
 )
 from spark_engine.models.config.vision import PREPROCESSOR, PROCESSOR
 from spark_engine.tensors import Array, DType
 
-CONFIGS = ("config.json", "generation_config.json", "hf_quant_config.json")
-DTYPES = {
-    "F32": DType.F32,
-    "F16": DType.F16,
-    "BF16": DType.BF16,
-    "F8_E4M3": DType.F8E4M3,
-    "U8": DType.U8,
-    "I32": DType.I32,
-    "I64": DType.I64,
-    "BOOL": DType.BOOL,
-}
+# The last three are what older exporters of GPTQ, AutoRound and AWQ write.
+CONFIGS = (
+    "config.json", "generation_config.json", "hf_quant_config.json",
+    "quantize_config.json", "quantization_config.json", "quant_config.json",
+)  # fmt: skip
+DTYPES = {dtype.safetensors: dtype for dtype in DType if dtype is not DType.U32}  # MLX's
+# dtype and end of a name: FP8 scales that are powers of two, zero points, which must be 0.
+_BYTES = {("U8", "inv"): "F8_E8M0", ("I8", "point"): "U8"}
 MOST_JSON = 128 << 20  # bytes of a JSON file; an index of 100,000 tensors has a tenth of it
 _HASH_ALL = 256 << 20  # bytes; below this the digest covers every byte of a file
 _SAMPLE = 64 << 10  # bytes of each tensor above it
@@ -145,10 +143,12 @@ def open_checkpoint(path: Path | str, optional: tuple[str, ...] = ()) -> Checkpo
     """
     folder = Path(path)
     table = read_index(folder)
-    there = {p.name for p in folder.glob("*.safetensors") if p.is_file()}
+    there = {p.name: p.stat().st_size for p in folder.glob("*.safetensors") if p.is_file()}
     files, notes = weight_files(folder, there, table, optional)
-    shards = {file: _header(folder / file) for file in files}
-    notes += _others(folder, there, shards, optional, table is not None)
+    empty = {file for file in there if not there[file] and (table or not is_model(file))}
+    notes += [f"{file} is empty (0 bytes): no tensor is read of it" for file in sorted(empty)]
+    shards = {file: _header(folder / file) for file in files if file not in empty}
+    notes += _others(folder, there.keys() - empty, shards, optional, table is not None)
     tensors = _merge(shards.values())
     maps = {file: np.memmap(folder / file, dtype=np.uint8, mode="r") for file in shards}
     if table is not None:
@@ -246,6 +246,7 @@ def _header(path: Path) -> list[StoredTensor]:
     tensors: list[StoredTensor] = []
     at = 8 + length
     for name, dtype, shape in rows:
+        dtype = _BYTES.get((dtype, name.rpartition("_")[2]), dtype)
         if dtype not in DTYPES:
             format = foreign_formats.DTYPES.get(dtype, f"{dtype} weights")
             value = f"tensor {name} has dtype {dtype!r}"

@@ -17,7 +17,6 @@ DTYPES = {
     "F6_E2M3": "FP6",
     "F6_E3M2": "FP6",
     "F8_E5M2": "FP8 E5M2",
-    "F8_E8M0": "MXFP4 or MXFP8 (E8M0 scales)",
     "I8": "int8",
     "U32": "32-bit packing (MLX)",
 }
@@ -42,8 +41,12 @@ def method(row: Json) -> str:
         return f"quark {kinds.get(str(weight.get('dtype')), '')}".rstrip()
     if not name and "bits" in row:
         return f"MLX {row['bits']}-bit"
-    short = name.upper() if len(name) <= 5 else name[:40]  # HQQ, EXL3, AQLM, MXFP4
-    return f"the quantisation {short or 'without a quant_method'}"
+    return f"the quantisation {named(name) or 'without a quant_method'}"
+
+
+def named(method: str) -> str:
+    """A quant_method as its name is written: HQQ, EXL3, AQLM, MXFP4, GPTQ."""
+    return method.upper() if len(method) <= 5 else method[:40]
 
 
 def group(weights: Json, inputs: Json | None) -> str:

@@ -24,8 +24,6 @@ _PATTERN = set("*+?^$()[]{}|\\")  # a name with one of these is a pattern
 
 def gptq(row: Json, where: str) -> Declared:
     """`dynamic`: `-:` and a pattern leave modules plain, other patterns change their entries."""
-    if row.get("desc_act"):
-        _refuse(where, "GPTQ", "desc_act is true, so columns are not in order")
     form = row.get("checkpoint_format") or "gptq"
     if form not in ("gptq", "gptq_v2"):
         _refuse(where, "GPTQ", f"checkpoint_format is {form!r}")
@@ -50,7 +48,8 @@ def gptq(row: Json, where: str) -> Declared:
                 break
         return _scheme(own, where, "GPTQ")
 
-    return Declared(where, Dialect.GPTQ if form == "gptq" else Dialect.GPTQ_V2, False, scheme)
+    dialect = Dialect.GPTQ if form == "gptq" else Dialect.GPTQ_V2
+    return Declared(where, dialect, False, scheme, by_index=bool(row.get("desc_act")))
 
 
 def auto_round(row: Json, where: str) -> Declared:
@@ -104,11 +103,9 @@ def awq(row: Json, where: str) -> Declared:
 
 def compressed(weights: Json, inputs: object, where: str) -> Scheme:
     """Of a group of compressed-tensors with integer weights."""
-    bits, size, order = (weights.get(k) for k in ("num_bits", "group_size", "actorder"))
+    bits, size = weights.get("num_bits"), weights.get("group_size")
     if inputs is not None:
         _refuse(where, f"int{bits}", "activations are quantised too")
-    if order not in (None, False, "weight", "static"):
-        _refuse(where, f"int{bits}", f"actorder is {order!r}: groups of columns are not in order")
     symmetric = weights.get("symmetric") is not False
     return _scheme({"bits": bits, "group_size": size}, where, f"int{bits}", symmetric)
 

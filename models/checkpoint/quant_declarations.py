@@ -10,6 +10,7 @@ file's global algorithm.
 """
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from spark_engine.errors import CheckpointError
@@ -36,14 +37,21 @@ _INT4 = {
     "auto_round": int4_declarations.auto_round,
     "intel/auto-round": int4_declarations.auto_round,
 }
+# The methods of configurations without quant_method, by a key that they have.
+_BY_KEY = {
+    "quant_algo": "modelopt", "config_groups": "compressed-tensors", "zero_point": "awq",
+    "desc_act": "gptq", "autoround_version": "auto-round", "sym": "gptq",
+    "damp_percent": "gptq",
+}  # fmt: skip
 _LINEAR = "Linear"  # the class name that targets of compressed-tensors match
 
 
-def from_config(row: Json) -> Declared:
-    """config.json's quantization_config. Raises CheckpointError for an unsupported method."""
-    method = str(row.get("quant_method", "")).lower()
-    where = "config.json: quantization_config"
-    if method.startswith("modelopt") or (not method and "quant_algo" in row):
+def from_config(row: Json, where: str) -> Declared:
+    """config.json's quantization_config, or a file in its place. Raises CheckpointError for an
+    unsupported method."""
+    inferred = next((name for key, name in _BY_KEY.items() if key in row), "")
+    method = str(row.get("quant_method") or inferred).lower()
+    if method.startswith("modelopt"):
         return modelopt(row, where)
     if method == "compressed-tensors":
         return _compressed(row, where)
@@ -69,22 +77,23 @@ def modelopt(row: Json, where: str, groups: Json | None = None) -> Declared:
     else:
         listed, fallback = {}, _algorithm(algorithm, inner, where)
         groups = inner.get("config_groups") or groups or {}
-        if fallback is Scheme.NVFP4_A4 and groups and not any(map(_inputs, groups.values())):
+        inputs = (g.get("input_activations") for g in groups.values())
+        if fallback is Scheme.NVFP4_A4 and groups and not any(inputs):
             fallback = Scheme.NVFP4  # the algorithm's name says W4A4 of both; the groups say it
+
+    patterned = [
+        (name_patterns.wildcards([name]), s) for name, s in listed.items() if {*name} & {*"*?["}
+    ]
 
     def scheme(names: tuple[str, ...]) -> Scheme:
         if excluded(names):
             return Scheme.PLAIN
         found = (listed.get(parent) for name in names for parent in name_patterns.parents(name))
-        return next((s for s in found if s is not None), fallback)
+        matched = (s for match, s in patterned if match(names))
+        return next((s for s in chain(found, matched) if s is not None), fallback)
 
     by_expert = name_patterns.by_expert((*patterns, *listed))
     return Declared(where, Dialect.MODELOPT, _modelopt_kv(inner, where), scheme, by_expert)
-
-
-def _inputs(group: Json) -> object:
-    """The scheme of a group's inputs; None if they are not quantised."""
-    return group.get("input_activations")
 
 
 def _mixed(inner: Json, where: str) -> dict[str, Scheme]:
@@ -95,7 +104,7 @@ def _mixed(inner: Json, where: str) -> dict[str, Scheme]:
             name: _algorithm(entry.get("quant_algo"), entry, f"{where}: {name}")
             for name, entry in layers.items()
             # The draft head's are read off its tensors, whatever they are called here.
-            if "mtp" not in name.split(".") or str(entry.get("quant_algo")) in ALGORITHMS
+            if "mtp" not in name or str(entry.get("quant_algo")) in ALGORITHMS
         }
     groups = inner.get("config_groups")
     if not isinstance(groups, Mapping):
@@ -154,7 +163,9 @@ def _compressed(row: Json, where: str) -> Declared:
     if turns := (row.get("transform_config") or {}).get("config_groups"):
         value = f"transform_config: {', '.join(turns)}"
         raise foreign_formats.refused("a Hadamard transform", where, value)
-    _check_patterns(row, where)
+    listed = (g.get("targets") or () for g in groups.values())
+    entries = [e for some in (*listed, row.get("ignore") or ()) for e in some if e[:3] == "re:"]
+    name_patterns.check_patterns(entries, where)
     schemes = [(_targets(g, where), _group_scheme(g, where)) for g in groups.values()]
     ignored = name_patterns.own_names(row.get("ignore") or ())
 
@@ -168,16 +179,10 @@ def _compressed(row: Json, where: str) -> Declared:
                     return found
         return Scheme.PLAIN
 
-    return Declared(
-        where, Dialect.COMPRESSED, _kv_scheme(row.get("kv_cache_scheme"), where), scheme
-    )
-
-
-def _check_patterns(row: Json, where: str) -> None:
-    """Raises CheckpointError for patterns that might take for ever, which no exporter writes."""
-    listed = [g.get("targets") or () for g in row["config_groups"].values()]
-    entries = [e for some in (*listed, row.get("ignore") or ()) for e in some if e[:3] == "re:"]
-    name_patterns.check_patterns(entries, where)
+    orders = {str((g.get("weights") or {}).get("actorder")) for g in groups.values()}
+    by_index = not orders <= {"None", "False", "weight", "static"}
+    kv_fp8 = _kv_scheme(row.get("kv_cache_scheme"), where)
+    return Declared(where, Dialect.COMPRESSED, kv_fp8, scheme, by_index=by_index)
 
 
 def _targets(

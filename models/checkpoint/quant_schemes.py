@@ -81,7 +81,8 @@ SUFFIXES: Mapping[Dialect, Suffixes] = {
 class Declared:
     """The declarations of one JSON file. `scheme` takes the spellings of one module's name.
 
-    `by_expert`: it may differ between the experts of a group, so each is asked for.
+    `by_expert`: it may differ between the experts of a group, so each is asked for. `by_index`:
+    columns of int4 may be permuted, so the files must have the group of each.
     """
 
     where: str
@@ -89,3 +90,4 @@ class Declared:
     kv_fp8: bool
     scheme: Callable[[tuple[str, ...]], Scheme]
     by_expert: bool = True
+    by_index: bool = False

@@ -7,7 +7,7 @@ Built from the checkpoint's own declarations (`quant_declarations.py` reads thei
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -16,8 +16,19 @@ from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint import quant_declarations
 from spark_engine.models.checkpoint.layout import DRAFT, Layout, spellings
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Declared, Dialect, Scheme
-from spark_engine.models.checkpoint.tensor_list import PLAIN, Row, Stored, linears
-from spark_engine.models.config.json_values import malformed_json
+from spark_engine.models.checkpoint.tensor_list import (
+    PLAIN,
+    Linear,
+    Row,
+    Stored,
+    Tensor,
+    ValueKind,
+    linears,
+)
+from spark_engine.models.config.json_values import Json, malformed_json
+
+# Of config.json: the second of older compressed-tensors, the third of MLX.
+_KEYS = ("quantization_config", "compression_config", "quantization")
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,19 @@ class QuantTable:
         return Counter(s.value for s in self.modules.values())
 
 
+def as_stored(rows: Iterable[Row], layout: Layout, tensors: Collection[str]) -> tuple[Row, ...]:
+    """The rows; a matrix that exporters leave plain (a router) is a projection where the files have
+    scales of it."""
+    ends = ("qweight", *(s.block_scale for s in SUFFIXES.values()))
+    made = []
+    for row in rows:
+        if isinstance(row, Tensor) and row.kind in (ValueKind.ROUTER, ValueKind.GATE):
+            if any(f"{layout.file_name(row.module)}.{end}" in tensors for end in ends):
+                row = Linear(row.module, row.shape[0], row.columns)
+        made.append(row)
+    return tuple(made)
+
+
 def quant_table(
     rows: Iterable[Row],
     from_files: tuple[Declared, ...],
@@ -118,28 +142,30 @@ def quant_table(
 
 
 def declarations(
-    config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]
+    config_json: Json, hf_quant: Json, others: Mapping[str, Json] = MappingProxyType({})
 ) -> tuple[Declared, ...]:
     """The declarations of both files ({} where absent), hf_quant_config.json, the more specific,
-    first. Raises CheckpointError when a method is unsupported."""
+    first; without them that of the first of the `others`, by name. Raises CheckpointError when a
+    method is unsupported."""
     found = []
     with malformed_json("config.json: quantization_config"):
-        text, key = config_json.get("text_config") or {}, "quantization_config"
-        # `quantization` is MLX's key.
-        inner = config_json.get(key) or text.get(key) or config_json.get("quantization") or {}
+        outer = (config_json, config_json.get("text_config") or {})
+        inside = [(f"config.json: {key}", row.get(key)) for key in _KEYS for row in outer]
+        given = filter(lambda one: one[1], (*inside, *(() if hf_quant else others.items())))
+        where, inner = next(given, ("", dict[str, Any]()))
         groups = inner.get("config_groups")
     if hf_quant:
         with malformed_json("hf_quant_config.json"):
             found.append(quant_declarations.modelopt(hf_quant, "hf_quant_config.json", groups))
     if inner:
-        with malformed_json("config.json: quantization_config"):
-            found.append(quant_declarations.from_config(inner))
+        with malformed_json(where):
+            found.append(quant_declarations.from_config(inner, where))
     return tuple(found)
 
 
 def _agreed(module: str, from_files: tuple[Declared, ...]) -> Scheme:
     names = spellings(module)
-    with malformed_json("config.json: quantization_config"):
+    with malformed_json(from_files[-1].where):
         schemes = [d.scheme(names) for d in from_files]
     if len(set(schemes)) > 1:
         first, second = from_files

@@ -24,6 +24,7 @@ class ValueKind(enum.Enum):
     MATRIX = enum.auto()
     EMBEDDING = enum.auto()
     ROUTER = enum.auto()
+    GATE = enum.auto()  # of a shared expert
     NORM = enum.auto()  # a factor, as stored
     CENTRED_NORM = enum.auto()  # the deviation from one
     LOG_DECAY = enum.auto()

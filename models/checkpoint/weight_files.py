@@ -77,6 +77,11 @@ def _unnamed(folder: Path, found: Collection[str]) -> list[str]:
     fail(SINGLE, f"missing from {folder}: there are no weights", "give a checkpoint's folder")
 
 
+def is_model(file: str) -> bool:
+    """True if the name says that a file without an index is the model, or a part of it."""
+    return file == SINGLE or bool(_SHARD.fullmatch(file))
+
+
 def is_adapter(file: str) -> bool:
     return file.startswith("adapter") or "lora" in file.lower()
 

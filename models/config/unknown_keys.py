@@ -33,8 +33,9 @@ _NETWORK, _APART = (
 # Keys with such words that families read, or that change nothing.
 _KNOWN = frozenset(
     """
-    attention_bias attn_output_gate decoder_sparse_step full_attention_interval head_dim hidden_act
-    hidden_size intermediate_size layer_norm_eps layer_types linear_conv_kernel_dim
+    attention_bias attn_output_gate compression_config decoder_sparse_step full_attention_interval
+    head_dim hidden_act hidden_size intermediate_size layer_norm_eps layer_types
+    linear_conv_kernel_dim
     linear_key_head_dim linear_num_key_heads linear_num_value_heads linear_value_head_dim
     max_position_embeddings max_window_layers mlp_only_layers moe_intermediate_size
     norm_topk_prob num_attention_heads num_experts num_experts_per_tok num_hidden_layers

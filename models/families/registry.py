@@ -32,7 +32,10 @@ def read_config(config: Json, generation: Json | None = None) -> ModelConfig:
 
 
 def _family_named_in(config: Json) -> ModelFamily[Any]:
-    kind, names = config.get("model_type"), config.get("architectures") or []
+    names, text = config.get("architectures") or [], config.get("text_config")
+    own = text.get("model_type") if isinstance(text, Mapping) else None
+    by_class = (f.name for f in FAMILIES for name in names if name in f.architectures)
+    kind = config.get("model_type") or next(by_class, own)
     types = [name for family in FAMILIES for name in family.model_types]
     architectures = [name for family in FAMILIES for name in family.architectures]
     supported = f"supported are model types {', '.join(types)} with architectures "
@@ -42,8 +45,7 @@ def _family_named_in(config: Json) -> ModelFamily[Any]:
         raise CheckpointError(f"config.json: model_type is {kind!r}; {supported}")
     if names and not any(name in architectures for name in names):
         raise CheckpointError(f"config.json: architectures is {names!r}; {supported}")
-    text = config.get("text_config")
-    inner = text.get("model_type", kind) if isinstance(text, Mapping) else kind
+    inner = own or kind
     if inner not in family.model_types:
         raise CheckpointError(
             f"config.json: text_config.model_type {inner!r} contradicts model_type {kind!r}; "

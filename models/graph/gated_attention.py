@@ -45,11 +45,12 @@ class GatedAttention(HeadProjections):
 
     Shapes: q [2·heads·D, H] with each head's gate rows after its query rows, k and v [kv_heads·D,
         H], o [H, heads·D], q_norm and k_norm [D]. `k_scales` and `v_scales`: the possible names of
-        an FP8 cache's scales.
+        an FP8 cache's scales; `kv_scales`: of one scale for both.
     """
 
     k_scales: tuple[Tensor, ...]
     v_scales: tuple[Tensor, ...]
+    kv_scales: tuple[Tensor, ...]
 
     def write(self, w: Writer, x: gs.Variable, layer: str) -> gs.Variable:
         """The mixer over normed x [tokens, H]; `layer` names its states."""
@@ -106,7 +107,7 @@ class GatedAttention(HeadProjections):
         found = [one, one]
         fp8 = w.precision.kv is DType.F8E4M3
         for i, scales in enumerate((self.k_scales, self.v_scales) if fp8 else ()):
-            for scale in scales:
+            for scale in (*self.kv_scales, *scales):
                 if w.model.has(scale.name):
                     found[i] = scalar(w.model, scale.name)
         return recipes.stack(found)

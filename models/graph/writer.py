@@ -16,7 +16,7 @@ from spark_engine.interface import STATE_OUT, Limits, Precision, tile_of
 from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.checkpoint.tensor_list import Linear, Tensor
 from spark_engine.models.weights import recipes
-from spark_engine.models.weights.operands import Projection, projection, takes_fp8
+from spark_engine.models.weights.operands import Projection, projection, takes_fp8, unquantised
 from spark_engine.models.weights.recipes import Recipe, Weight
 from spark_engine.models.weights.shards import by_rank
 from spark_engine.models.weights.stored_model import Model
@@ -131,8 +131,8 @@ class Writer:
         return self.weight(name, recipes.to_bf16(recipe) if narrow else recipe)
 
     def stored_matrix(self, tensor: Tensor) -> gs.Variable:
-        """A matrix that no scheme changes, under its own name."""
-        return self.matrix(tensor.name, self.model.source(tensor.name))
+        """A matrix that ops have unquantised, under its own name."""
+        return self.matrix(tensor.name, unquantised(self.model, tensor))
 
     def op(
         self, op: str, inputs: Sequence[gs.Variable], outputs: Sequence[str], **attrs: Any

@@ -8,7 +8,7 @@
                         [N/8, K/g] unless all are 8
 
 A matrix is read whole: ranks and slices take their parts of the result. Groups are repeated to 32
-columns. Knows arrays and tensor names; knows no config.
+columns, which are in order (idle_tensors.py). Knows arrays and tensor names; knows no config.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.quant_schemes import Dialect, Scheme
 from spark_engine.models.weights import recipes
 from spark_engine.models.weights.recipes import Recipe
@@ -34,20 +33,19 @@ def projection_parts(model: Model, module: str, scheme: Scheme) -> dict[str, Rec
     dialect = model.table.dialect_of(module)
     rows, columns = _shape(model, module, dialect)
     wide = (rows, columns // INT4_GROUP)
-    names = ("qweight", "scales", "qzeros", "g_idx")
+    weight, scale, zero = "qweight", "scales", "qzeros"
     if dialect is Dialect.COMPRESSED:
-        names = ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx")
-    weight, scale, zero, order = names
+        weight, scale, zero = "weight_packed", "weight_scale", "weight_zero_point"
 
     def read(name: str) -> Recipe:
         return _stored(model, f"{module}.{name}")
 
-    def made(x: Recipe, dtype: DType, shape: tuple[int, ...], function: Function) -> Recipe:
-        return recipes.transform(x, TensorSpec("", dtype, shape), function)
+    def made(
+        x: Recipe, dtype: DType, shape: tuple[int, ...], function: Function, *more: Recipe
+    ) -> Recipe:
+        return recipes.transform(x, TensorSpec("", dtype, shape), function, *more)
 
     codes = made(read(weight), DType.U8, (rows, columns // 2), _CODES[dialect])
-    if model.has(f"{module}.{order}"):
-        codes = recipes.checked(codes, read(order), _InOrder(f"{module}.{order}", scheme.group))
     widen = _Groups(dialect is not Dialect.COMPRESSED, scheme.group // INT4_GROUP)
     stored = recipes.verified(read(scale), "signed_scale")
     scales = made(recipes.cast(stored), DType.F32, wide, widen)
@@ -55,8 +53,8 @@ def projection_parts(model: Model, module: str, scheme: Scheme) -> dict[str, Rec
         zeros = made(scales, DType.F32, wide, _eights)
     else:
         zeros = made(read(zero), DType.F32, wide, _Zeros(dialect, rows, widen))
-    pairs = made(recipes.stack([scales, zeros]), DType.F32, (rows, 2 * wide[1]), _paired)
-    factors = made(scales, DType.F32, (rows,), _factors)
+    pairs = made(scales, DType.F32, (rows, 2 * wide[1]), int4.paired, zeros)
+    factors = made(scales, DType.F32, (rows,), int4.row_factors)
     parts = {"weight": codes, "weight_scale": pairs, "w_scale2": factors}
     part_of = model.layout.slices.get(module)
     if part_of is not None:
@@ -64,7 +62,7 @@ def projection_parts(model: Model, module: str, scheme: Scheme) -> dict[str, Rec
     return parts
 
 
-Function = Callable[[Array], Array]
+Function = Callable[..., Array]
 
 
 def _stored(model: Model, name: str) -> Recipe:
@@ -150,27 +148,3 @@ class _Zeros:
 
 def _eights(scales: Array) -> Array:
     return np.full_like(scales, 8)
-
-
-def _paired(both: Array) -> Array:
-    return int4.paired(both[0], both[1])
-
-
-def _factors(scales: Array) -> Array:
-    return int4.row_factors(scales.astype(np.float32))
-
-
-@dataclass(frozen=True)
-class _InOrder:
-    """Raises CheckpointError unless columns are in groups as they are stored."""
-
-    name: str
-    group: int
-
-    def __call__(self, groups: Array) -> None:
-        wanted = np.arange(groups.size) // self.group
-        if not np.array_equal(groups.reshape(-1), wanted):
-            raise CheckpointError(
-                f"{self.name}: int4 columns are not in order (desc_act, actorder); "
-                "supported are groups of columns in order: use another checkpoint of the model"
-            )

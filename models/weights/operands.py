@@ -22,6 +22,7 @@ from spark_engine.models.weights.recipes import Recipe
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.formats.nvfp4 import A8_COLUMNS
 from spark_engine.plugins.formats.registry import FORMATS
+from spark_engine.tensors import DType, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,16 @@ def projection(model: Model, module: str, scheme: Scheme) -> Projection:
     if scheme is not Scheme.PLAIN and model.has(weight) and model.whole(weight).dtype in PLAIN:
         return _share(model, module, quantised(model.whole(weight), scheme))
     return _int4(model, module, scheme) if scheme.group else _READERS[scheme](model, module)
+
+
+def unquantised(model: Model, tensor: Tensor) -> Recipe:
+    """[N, K] of a matrix that ops have unquantised; f32 if the files quantise it."""
+    scheme = model.table[tensor.module]
+    if scheme is Scheme.PLAIN:
+        return model.source(tensor.name)
+    p = projection(model, tensor.module, Scheme.NVFP4 if scheme is Scheme.NVFP4_A4 else scheme)
+    to = TensorSpec("", DType.F32, tensor.shape)
+    return recipes.transform(p.weight, to, FORMATS[p.weights].matrix, *p.scales.values())
 
 
 def takes_fp8(model: Model, module: str) -> bool:
@@ -103,32 +114,26 @@ def _fp8_block(model: Model, module: str) -> Projection:
 
 
 def _nvfp4(model: Model, module: str) -> Projection:
-    weight, scale, scale2, _ = _fp4_tensors(model, module, False)
-    scales = {"weight_scale": scale, "w_scale2": recipes.repeat(scale2, weight.shape[0])}
-    return Projection(Scheme.NVFP4, weight, scales)
+    suffixes = SUFFIXES[model.table.dialect_of(module)]
+    weight = model.source(f"{module}.{suffixes.fp4_weight}")
+    block = recipes.verified(model.source(f"{module}.weight_scale"), "part_scale")
+    scale2 = recipes.repeat(_multiplier(model, module, suffixes.fp4_global), weight.shape[0])
+    return Projection(Scheme.NVFP4, weight, {"weight_scale": block, "w_scale2": scale2})
 
 
 def _nvfp4_a4(model: Model, module: str) -> Projection:
-    weight, scale, scale2, read = _fp4_tensors(model, module, True)
-    alpha = recipes.repeat(recipes.multiply(read, scale2), weight.shape[0])
-    return Projection(Scheme.NVFP4_A4, weight, {"weight_scale": scale, "alpha": alpha}, read)
+    p = _nvfp4(model, module)
+    read = _multiplier(model, module, SUFFIXES[model.table.dialect_of(module)].fp4_input)
+    alpha = recipes.multiply(recipes.repeat(read, p.weight.shape[0]), p.scales["w_scale2"])
+    scales = {"weight_scale": p.scales["weight_scale"], "alpha": alpha}
+    return Projection(Scheme.NVFP4_A4, p.weight, scales, read)
 
 
-def _fp4_tensors(
-    model: Model, module: str, reads_input: bool
-) -> tuple[Recipe, Recipe, Recipe, Recipe]:
-    """(codes, block scales, global scale that multiplies, input scale that multiplies)."""
-    dialect = model.table.dialect_of(module)
-    suffixes = SUFFIXES[dialect]
-
-    def multiplier(suffix: str) -> Recipe:
-        stored = scalar(model, f"{module}.{suffix}")
-        return recipes.reciprocal(stored) if dialect is Dialect.COMPRESSED else stored
-
-    packed = model.source(f"{module}.{suffixes.fp4_weight}")
-    block = recipes.verified(model.source(f"{module}.weight_scale"), "part_scale")
-    scale2 = multiplier(suffixes.fp4_global)
-    return packed, block, scale2, multiplier(suffixes.fp4_input) if reads_input else scale2
+def _multiplier(model: Model, module: str, suffix: str) -> Recipe:
+    """f32 []: a global scale, which multiplies."""
+    stored = scalar(model, f"{module}.{suffix}")
+    divides = model.table.dialect_of(module) is Dialect.COMPRESSED
+    return recipes.reciprocal(stored) if divides else stored
 
 
 def _int4(model: Model, module: str, scheme: Scheme) -> Projection:
@@ -138,7 +143,7 @@ def _int4(model: Model, module: str, scheme: Scheme) -> Projection:
 
 def scalar(model: Model, name: str) -> Recipe:
     """f32 []: a stored scale of a whole tensor."""
-    return recipes.reshape(recipes.cast(recipes.verified(model.source(name), "whole_scale")), ())
+    return recipes.reshape(recipes.cast(recipes.verified(model.whole(name), "whole_scale")), ())
 
 
 def _per_row(scale: Recipe, rows: int) -> Recipe:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -41,7 +41,7 @@ class Recipe:
         args: operands.
         source: the tensor's name in the file, for the leaf "source".
         values: the elements in order, for the leaf "constant".
-        function: of "transform" and "checked"; equal functions make equal recipes.
+        function: of "transform"; equal functions make equal recipes.
     """
 
     op: str
@@ -50,7 +50,7 @@ class Recipe:
     args: tuple[Recipe, ...] = ()
     source: str = ""
     values: tuple[float, ...] = ()
-    function: Callable[[Array], Any] | None = None
+    function: Callable[..., Array] | None = None
 
     def sources(self) -> Iterator[str]:
         """Names of the tensors that evaluating reads, in order, repeats included."""
@@ -141,11 +141,6 @@ def verified(x: Recipe, what: Verified) -> Recipe:
     return Recipe(what, x.dtype, x.shape, (x,))
 
 
-def checked(x: Recipe, other: Recipe, check: Callable[[Array], None]) -> Recipe:
-    """`x`, once `check` has not raised for the value of `other`."""
-    return Recipe("checked", x.dtype, x.shape, (x, other), function=check)
-
-
 def to_bf16(x: Recipe) -> Recipe:
     """An f16 or f32 matrix rounded to bf16 as it is read, joins part by part; bf16 as it is."""
     if x.dtype is DType.BF16:
@@ -206,9 +201,9 @@ def stack(parts: Sequence[Recipe]) -> Recipe:
     return Recipe("stack", first.dtype, (len(parts), *first.shape), tuple(parts))
 
 
-def transform(x: Recipe, to: TensorSpec, function: Callable[[Array], Array]) -> Recipe:
-    """`function` of the whole value, which gives the dtype and shape of `to`."""
-    return Recipe("transform", to.dtype, to.dims, (x,), function=function)
+def transform(x: Recipe, to: TensorSpec, function: Callable[..., Array], *more: Recipe) -> Recipe:
+    """`function` of whole values, which gives the dtype and shape of `to`."""
+    return Recipe("transform", to.dtype, to.dims, (x, *more), function=function)
 
 
 def part(x: Recipe, shape: tuple[int, ...], function: Callable[[Array], Array]) -> Recipe:
@@ -266,15 +261,9 @@ def _reciprocal(value: Array) -> Array:
         return np.asarray(np.float32(1) / value.astype(np.float32))
 
 
-def _checked_by(recipe: Recipe, value: Array, other: Array) -> Array:
+def _transform(recipe: Recipe, values: list[Array]) -> Array:
     assert recipe.function is not None
-    recipe.function(other)
-    return value
-
-
-def _transform(recipe: Recipe, value: Array) -> Array:
-    assert recipe.function is not None
-    return np.ascontiguousarray(recipe.function(value)).reshape(recipe.shape)
+    return np.ascontiguousarray(recipe.function(*values)).reshape(recipe.shape)
 
 
 _CHECKS = {
@@ -295,7 +284,6 @@ _EVALUATE: Mapping[str, Callable[[Recipe, list[Array], Reads], Array]] = {
     "multiply": lambda r, a, c: np.asarray(a[0].astype(np.float32) * a[1].astype(np.float32)),
     "reshape": lambda r, a, c: a[0].reshape(r.shape),
     "repeat": lambda r, a, c: np.full(r.shape, a[0], r.dtype.numpy),
-    "transform": lambda r, a, c: _transform(r, a[0]),
-    "checked": lambda r, a, c: _checked_by(r, a[0], a[1]),
+    "transform": lambda r, a, c: _transform(r, a),
     **dict.fromkeys(_CHECKS, lambda r, a, c: _checked(r, a[0], c)),
 }

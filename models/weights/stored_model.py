@@ -17,7 +17,7 @@ from spark_engine.models.checkpoint.files import Checkpoint
 from spark_engine.models.checkpoint.layout import Layout
 from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable
-from spark_engine.models.checkpoint.tensor_list import Linear, Row, Tensor, ValueKind
+from spark_engine.models.checkpoint.tensor_list import Linear, Row, ValueKind
 from spark_engine.models.config.drafter_config import DrafterConfig
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.weights import recipes
@@ -26,6 +26,7 @@ from spark_engine.plugins.formats.numpy_codecs import FP8_BLOCK
 from spark_engine.tensors import TensorSpec
 from spark_engine.vision import VisionInfo
 
+_BY_ROW = (Scheme.FP8, Scheme.FP8_CHANNEL)  # scales [N], [N, 1] or [1, N]
 _COPIES = (ValueKind.STACKED_EXPERTS, ValueKind.TIED_HEAD, ValueKind.CACHE_SCALE)
 
 
@@ -93,7 +94,7 @@ class Model:
         if it is plain and not finite."""
         share = self.shards.cut(name, self.whole(name))
         known = self.expected.get(self.layout.file_name(name))
-        if known is None or known.scheme is not Scheme.PLAIN or _is_scale(known.row):
+        if known is None or known.scheme is not Scheme.PLAIN:
             return share
         return recipes.verified(share, "finite")
 
@@ -104,6 +105,9 @@ class Model:
         recipe = recipes.source(spec.name, spec.dtype, spec.dims)
         if len(recipe.shape) == 4:  # ModelOpt's scales of blocks, [rows, 1, columns, 1]
             recipe = recipes.reshape(recipe, recipe.shape[::2])
+        known = self.expected.get(spec.name)
+        if known is not None and known.scheme in _BY_ROW and name.endswith("_scale"):
+            recipe = recipes.reshape(recipe, [n for n in recipe.shape if n > 1] or (1,))
         stored = self.layout.slices.get(name.rpartition(".")[0])
         if stored is None or recipe.shape in ((), (1,)):
             return recipe
@@ -126,10 +130,6 @@ class Model:
         """The number of tensors of the file for each module of the quantisation table."""
         rows = (self.expected[name].row for name in self.tensors if name in self.expected)
         return Counter(r.table_key if isinstance(r, Linear) else r.module for r in rows)
-
-
-def _is_scale(row: Row) -> bool:
-    return isinstance(row, Tensor) and row.kind is ValueKind.CACHE_SCALE
 
 
 def _elements(row: Row) -> int:

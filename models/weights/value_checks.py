@@ -32,7 +32,7 @@ _INFINITE: dict[DType, np.uint16 | np.uint32] = {
     DType.F16: np.uint16(0x7C00),
     DType.F32: np.uint32(0x7F800000),
 }
-LEAST = np.finfo(np.float32).tiny
+LEAST, MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 U8 = NDArray[np.uint8]
 
 
@@ -58,40 +58,33 @@ def check_finite(name: str, array: Array) -> Array:
     return array
 
 
-def check_whole(name: str, array: Array) -> Array:
-    """A tensor's scale above 0. Raises as `check_codes` does."""
-    wide = array.astype(np.float32).reshape(-1)
-    bad = ~((wide >= LEAST) & (wide < np.inf))
-    if bad.any():
-        _refuse(name, array, int(bad.argmax()), "the scale of a tensor must be finite and above 0")
-    return array
+def _scales(least: float, most: float, wanted: str) -> Callable[[str, Array], Array]:
+    """A check of scales from `least` to `most`, which raises as `check_codes` does."""
+
+    def check(name: str, array: Array) -> Array:
+        wide = array.astype(np.float32).reshape(-1)
+        bad = ~((wide >= least) & (wide <= most))
+        if bad.any():
+            _refuse(name, array, int(bad.argmax()), wanted)
+        return array
+
+    return check
 
 
-def check_input(name: str, array: Array) -> Array:
-    """The scale of an expert's input, 0 or above. Raises as `check_codes` does."""
-    if not array.astype(np.float32).item() >= 0:
-        _refuse(name, array, 0, "the scale of an input must be 0 or above")
-    return array
+_PART = "the scale of a part must be finite and 0 or above"
+_check_part = _scales(0, MOST, _PART)
+check_whole = _scales(LEAST, MOST, "the scale of a tensor must be finite and above 0")
+check_input = _scales(0, np.inf, "the scale of an input must be 0 or above")
+check_signed = _scales(-MOST, MOST, "the scale of a group must be finite")
 
 
 def check_part(name: str, array: Array) -> Array:
     """Scales of rows, blocks or groups, 0 or above. Raises as `check_codes` does."""
-    if array.dtype == DType.F8E4M3.numpy:
-        at = _first(array, lambda part: part.max() >= _NAN, lambda part: part >= _NAN)
-    else:
-        wide = array.astype(np.float32).reshape(-1)
-        bad = ~((wide >= 0) & (wide < np.inf))
-        at = int(bad.argmax()) if bad.any() else None
+    if array.dtype != DType.F8E4M3.numpy:
+        return _check_part(name, array)
+    at = _first(array, lambda part: part.max() >= _NAN, lambda part: part >= _NAN)
     if at is not None:
-        _refuse(name, array, at, "the scale of a part must be finite and 0 or above")
-    return array
-
-
-def check_signed(name: str, array: Array) -> Array:
-    """Scales of int4 groups, of any sign. Raises as `check_codes` does."""
-    bad = ~np.isfinite(array.astype(np.float32).reshape(-1))
-    if bad.any():
-        _refuse(name, array, int(bad.argmax()), "the scale of a group must be finite")
+        _refuse(name, array, at, _PART)
     return array
 
 

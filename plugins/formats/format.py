@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,6 +120,13 @@ class Format:
     def stored(self) -> tuple[Operand, ...]:
         """The linear op's weight and its scales."""
         return tuple(o for o in self.operands if o.joins)
+
+    def matrix(self, *stored: Array) -> F32:
+        """f32 [N,K] of the values of `stored`."""
+        values = {o.name: array for o, array in zip(self.stored, stored, strict=True)}
+        rows = (values[name][:, None] for name in self.rows if name in values)
+        whole: F32 = prod(rows, start=self.decode(values)).astype(np.float32)
+        return whole
 
     @property
     def static(self) -> bool:

@@ -243,7 +243,7 @@ def test_contradictory_limits_and_families(tmp_path: Path) -> None:
 def test_described_equals_opened(tmp_path: Path) -> None:
     """The graph needs no weights: only shared quantisers tell that values were there."""
     opened = _made(tmp_path, "nvfp4", moe=True)
-    config, _, hf_quant = read_configs(tmp_path)
+    config, _, hf_quant, *_ = read_configs(tmp_path)
     described = describe(config, hf_quant)
     a, b = _build(opened), _build(described)
     assert _spelled(a) == _spelled(b)

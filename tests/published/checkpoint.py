@@ -105,7 +105,7 @@ def make(layout: Layout) -> Written:
             packed = SCHEMES[scheme](w, module)
             stored |= {f"{module}.{suffix}": array for suffix, array in packed.stored.items()}
             _keep(values, name, packed.values)
-            if packed.round is not None:
+            if packed.round is not None and not module.endswith("gate"):  # read unquantised
                 rounds[module] = packed.round
         return stored, values
 

@@ -69,6 +69,43 @@ def uncalibrated(value: float | None) -> Change:
     return change
 
 
+def next_to(end: str, name: str, array: Callable[[Array], Array]) -> Change:
+    """A tensor `name` next to each with a name that ends with `end`, the draft head's too."""
+
+    def change(written: Written) -> None:
+        for tensors in written.files.values():
+            for found in [n for n in tensors if n.endswith(end)]:
+                tensors[found.removesuffix(end) + name] = array(tensors[found])
+
+    return change
+
+
+def alone(file: str, *without: str) -> Change:
+    """The quantisation in a separate file, as older exporters write it."""
+
+    def change(written: Written) -> None:
+        config = written.config.pop("quantization_config")
+        written.others[file] = {k: v for k, v in config.items() if k not in without}
+
+    return change
+
+
+def one_cache_scale(written: Written) -> None:
+    """Of keys and values together, and zero points."""
+    at = f"{STEM}layers.1.self_attn."
+    for side in "kv":
+        del written.tensors[f"{at}{side}_proj.{side}_scale"]
+        written.tensors[f"{at}{side}_zero_point"] = np.zeros(1, np.int8)
+    written.tensors[f"{at}kv_scale"] = np.full(1, 0.03, np.float32)
+    written.kv = {1: (0.03, 0.03)}
+
+
+def flat_rows(written: Written) -> None:
+    """Scales of rows as [1, N]."""
+    for name in [n for n in written.tensors if n.endswith("weight_scale")]:
+        written.tensors[name] = written.tensors[name].reshape(1, -1)
+
+
 def renamed(old: str, new: str) -> Change:
     def change(written: Written) -> None:
         kept = {n: a for n, a in written.tensors.items() if "visual" not in n}
@@ -236,6 +273,16 @@ def linked(folder: Path) -> Path:
         file.rename(blob)
         file.symlink_to(Path("..") / blob.name)
     return folder
+
+
+def emptied(name: str) -> Callable[[Path], Path]:
+    """A file of no bytes, as a download that broke off leaves it."""
+
+    def change(folder: Path) -> Path:
+        (folder / name).write_bytes(b"")
+        return folder
+
+    return change
 
 
 def gguf(config: bool, path: bool = False) -> Callable[[Path], Path]:

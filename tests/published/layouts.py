@@ -14,6 +14,7 @@ EXPERTS = r"mlp\.experts\.\d+\.\w+_proj$"
 HEAD = r"^lm_head$"
 MIXERS = rf"{ATTENTION}|{DELTA}"
 FFN = rf"{MLP}|{EXPERTS}"
+ROUTERS = r"mlp\.(gate|shared_expert_gate)$"
 LINEAR = rf"{MIXERS}|{FFN}"
 Schemes = Mapping[str, str]
 
@@ -84,6 +85,16 @@ def mixed(kv: str | None, hf: bool = True, layers: bool = True, head: str = "mtp
         return made | ({"hf": {"producer": PRODUCER, "quantization": inner}} if hf else {})
 
     return declare
+
+
+def by_pattern(schemes: Schemes) -> Json:
+    """`mixed` with a wildcard for all layers and for all of a mixer or an MLP."""
+    made = mixed("FP8")(schemes)
+    for row in (made["config"], made["hf"]["quantization"]):
+        named = row["quantized_layers"].items()
+        wild = {re.sub(r"layers\.\d+\.(\w+)\.\w+", r"layers.*.\1.*", n): a for n, a in named}
+        row["quantized_layers"] = wild
+    return made
 
 
 def modelopt(algorithm: str, ignored: list[str] | None = None, kv: str | None = None) -> Declare:
@@ -249,6 +260,9 @@ def awq(schemes: Schemes) -> Json:
 
 TIED = {"tie_word_embeddings": True}
 TWO_SIZES: Json = {"-:.*(attn|mtp|visual).*": {}, r"+:.*gate_proj$": {"group_size": 32}}
+POWERS = {LINEAR: "fp8_block_e8m0"}
+QUANTISERS = {"fp8_rows": linear("fp8_rows"), "int4_g128": linear("int4_g128"), "fp8_block": blocks}
+QUANTISERS |= {"nvfp4": modelopt("NVFP4"), "fp8": modelopt("FP8")}
 BLOCKS, ROWS = {LINEAR: "fp8_block"}, {LINEAR: "fp8_rows"}
 NVIDIA = {MIXERS: "fp8", rf"{FFN}|{HEAD}": "nvfp4_a16"}
 NVIDIA_38 = {MIXERS: "fp8", rf"{MLP}|{HEAD}": "nvfp4"}
@@ -264,6 +278,16 @@ LAYOUTS: dict[str, Layout] = {
     "FP8 blocks, dense": Layout("dense", BLOCKS, blocks, head=BLOCKS),
     "FP8 blocks, experts": Layout("moe", BLOCKS, blocks, head=BLOCKS),
     "FP8 blocks, f32 scales": Layout("dense", {LINEAR: "fp8_block_f32"}, blocks),
+    "FP8 blocks, E8M0 scales": Layout("dense", POWERS, blocks, head=POWERS),
+    "FP8 blocks, E8M0 scales as bytes": Layout(
+        "moe", {LINEAR: "fp8_block_bytes"}, blocks, head={LINEAR: "fp8_block_bytes"}
+    ),
+    **{
+        f"routers in {scheme}": Layout("moe", {rf"{EXPERTS}|{ROUTERS}": scheme}, declare, head=head)
+        for scheme, declare in QUANTISERS.items()
+        for head in [{rf"{EXPERTS}|{ROUTERS}": scheme}]
+    },
+    "nvidia 3.6 by wildcards": Layout("dense", NVIDIA, by_pattern, kv="one"),
     "nvidia 3.6 dense": Layout("dense", NVIDIA, mixed("FP8"), kv="one"),
     "nvidia 3.6 experts": Layout("moe", NVIDIA, mixed("FP8"), kv="one"),
     "nvidia 3.8": Layout("dense", NVIDIA_38, mixed(None)),

@@ -105,6 +105,15 @@ def fp8_blocks(w: F32, name: str = "weight_scale_inv", dtype: Any = BF16, four: 
     return Packed(stored, q.values, fp8_dynamic(128))
 
 
+def fp8_powers(w: F32, dtype: Any = E8M0) -> Packed:
+    """The same with scales that are powers of two, as E8M0 or as its bytes."""
+    scale = np.exp2(np.ceil(np.log2(quantisers.fp8_block(w).scale.astype(np.float32))))
+    wide = scale.repeat(128, 0).repeat(128, 1)[: len(w), : w.shape[1]]
+    codes = quantisers.e4m3(w / wide)
+    stored = {"weight": codes, "weight_scale_inv": scale.astype(E8M0).view(dtype)}
+    return Packed(stored, codes.astype(np.float32) * wide, fp8_dynamic(128))
+
+
 def nvfp4(w: F32, module: str, inputs: bool = True) -> Packed:
     q = quantisers.nvfp4(w)
     assert q.scale2 is not None
@@ -198,6 +207,8 @@ SCHEMES: dict[str, Callable[[F32, str], Packed]] = {
     "fp8_pcpt": lambda w, module: fp8_rows(w, flat=True),
     "fp8_block": lambda w, module: fp8_blocks(w),
     "fp8_block_f32": lambda w, module: fp8_blocks(w, dtype=np.float32),
+    "fp8_block_e8m0": lambda w, module: fp8_powers(w),
+    "fp8_block_bytes": lambda w, module: fp8_powers(w, np.uint8),
     "fp8_pb": lambda w, module: fp8_blocks(w, "weight_scale", np.float32, four=True),
     "ct_block": lambda w, module: fp8_blocks(w, "weight_scale"),
     "nvfp4": nvfp4,

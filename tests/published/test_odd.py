@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -17,9 +16,9 @@ from spark_engine.builder.graph.lower import facts_of
 from spark_engine.models.open_model import open_model
 from tests.published import damage
 from tests.published.checkpoint import Layout, Written, make
-from tests.published.damage import STEM, YARN, Change, quantisation, text
-from tests.published.layouts import BLOCKS, HEAD, LAYOUTS, LINEAR, linear
-from tests.published.networks import BF16
+from tests.published.damage import STEM, YARN, Change, quantisation, text, text_of
+from tests.published.layouts import HEAD, LAYOUTS, LINEAR, linear
+from tests.published.networks import BF16, Array
 
 pytest.importorskip("transformers")
 
@@ -106,7 +105,47 @@ def _cache_alone(written: Written) -> None:
     written.kv = {1: (1.0, 1.0)}
 
 
-ONE = np.ones((), np.float32)
+def _indexed(written: Written) -> None:
+    """The group of each column, in order, and a declaration that they may be permuted."""
+    group = written.config["quantization_config"]["config_groups"]["group_0"]
+    group["weights"] = group["weights"] | {"actorder": "group"}
+    damage.next_to("weight_packed", "weight_g_idx", _groups_of_128)(written)
+
+
+def _groups_of_128(words: Array) -> Array:
+    return (np.arange(8 * words.shape[1]) // 128).astype(np.int32)
+
+
+def _no_bias(words: Array) -> Array:
+    return np.zeros(words.shape[1], np.float16)
+
+
+def _compression(written: Written) -> None:
+    written.config["compression_config"] = written.config.pop("quantization_config")
+
+
+def _permuted(written: Written) -> None:
+    quantisation(desc_act=True)(written)
+    for name in (n for n in written.tensors if n.endswith("1.mlp.up_proj.g_idx")):
+        written.tensors[name] = np.roll(written.tensors[name], 1)
+
+
+def _reversed(written: Written) -> None:
+    _indexed(written)
+    name = next(n for n in written.tensors if n.endswith("weight_g_idx"))
+    written.tensors[name] = written.tensors[name][::-1].copy()
+
+
+def _no_index(written: Written) -> None:
+    quantisation(desc_act=True)(written)
+    for name in [n for n in written.tensors if n.endswith("up_proj.g_idx")]:
+        del written.tensors[name]
+
+
+ALONE = {"GPTQ, dense": "quantize_config.json", "AutoRound, dense": "quantization_config.json"}
+ALONE |= {"AWQ, dense": "quant_config.json"}
+ONE, ONES = np.ones((), np.float32), np.ones(384, np.float16)
+UP, K_ZERO = f"{STEM}layers.0.mlp.up_proj", f"{STEM}layers.1.self_attn.k_zero_point"
 SCALE = r"(?i)scales? of .*experts?|experts?.*scale"
 CT = "CT NVFP4, dense"
 INV_FREQ = f"{STEM}layers.1.self_attn.rotary_emb.inv_freq"
@@ -161,6 +200,37 @@ BUILDS: dict[str, Odd] = {
         "ModelOpt FP8, FP8 cache", damage.renamed("k_proj.k_scale", "k_proj.output_scale")
     ),
     "scales of queries": Odd(DENSE, damage.added(f"{STEM}layers.1.self_attn.q_scale", ONE)),
+    "a cache scale of keys and values": Odd(
+        "ModelOpt FP8, FP8 cache", damage.one_cache_scale, "2 of them: .*zero_point"
+    ),
+    "biases of 0": Odd("GPTQ, dense", damage.next_to("qweight", "bias", _no_bias), "effect.*bias"),
+    "desc_act, in order": Odd("GPTQ, dense", quantisation(desc_act=True)),
+    "actorder, in order": Odd("CT int4 g128", _indexed),
+    **{
+        f"{base} in {file}": Odd(base, damage.alone(file, "quant_method"))
+        for base, file in ALONE.items()
+    },
+    **{
+        f"scales [1, N], {base}": Odd(base, damage.flat_rows, head=True)
+        for base in ("FP8 dynamic, dense", "qwen3_next FP8 dynamic")
+    },
+    "scales of dynamic inputs": Odd(
+        "FP8 blocks, dense",
+        damage.next_to("weight_scale_inv", "input_scale", lambda scale: ONE),
+        "effect.*input_scale",
+    ),
+    "compression_config": Odd(CT, _compression),
+    "no model_type": Odd(DENSE, lambda w: [p.pop("model_type") for p in (w.config, text_of(w))]),
+    "no architectures": Odd(DENSE, lambda w: w.config.pop("architectures")),
+    **{
+        f"empty {file}, {name}": Odd(base, change, f"{file} is empty", damage.emptied(file), False)
+        for file in ("mtp.safetensors", "model_mtp.safetensors")
+        for name, base, change in (
+            ("no index", NO_HEAD, _nothing),
+            ("in the index", replace(LAYOUTS[DENSE], head_file=file), _nothing),
+            ("next to shards", NO_HEAD, damage.split_files),
+        )
+    },
     "ModelOpt's cache alone": Odd(DENSE, _cache_alone),
     "f32 norms": Odd(DENSE, damage.retyped("norm.weight", np.float32)),
     "zeros under a scale of zero": Odd("nvidia 3.8", damage.zero_block),
@@ -206,7 +276,6 @@ def _in_cache(folder: Path) -> Path:
 INPUTS_ALONE = {"group_0": {"weights": None, "input_activations": {}, "targets": ["Linear"]}}
 TURNED = {"config_groups": {"R4": {"type": "hadamard", "apply": []}}}
 INT8 = {"num_bits": 8, "type": "int", "dynamic": False, "strategy": "tensor"}
-E8M0 = damage.retyped("weight_scale_inv", ml_dtypes.float8_e8m0fnu)
 NEXT = {"model_type": "qwen4_exp", "architectures": ["Qwen4ExpForConditionalGeneration"]}
 # A pattern of the format, which the first eight words hold.
 FORMATS: dict[str, Odd] = {
@@ -220,9 +289,15 @@ FORMATS: dict[str, Odd] = {
     "mxfp4": Odd(DENSE, quantisation(quant_method="mxfp4"), "(?i)mxfp4"),
     "int8": Odd(Layout("dense", {LINEAR: "int8"}, linear("int8")), says="(?i)int8|W8A8"),
     **{f"ModelOpt {name}": _algorithm(name) for name in ("MXFP8", "W4A8_NVFP4_FP8", "INT4_AWQ")},
-    "E8M0 scales": Odd(
-        Layout("dense", BLOCKS, LAYOUTS["FP8 blocks, dense"].declare), E8M0, "(?i)e8m0"
+    "GPTQ with a bias": Odd(
+        "GPTQ, dense", damage.added(f"{UP}.bias", np.ones(384, np.float16)), "(?i)gptq"
     ),
+    "zero points of the cache": Odd(
+        "unsloth 3.8", damage.added(K_ZERO, np.ones(1, np.float32)), "compressed-tensors"
+    ),
+    "permuted columns": Odd("GPTQ, dense", _permuted, "int4.*desc_act"),
+    "permuted columns of compressed-tensors": Odd("CT int4 g128", _reversed, "int4"),
+    "no order of columns": Odd("GPTQ, dense", _no_index, "int4"),
     "a transform": Odd(CT, quantisation(transform_config=TURNED), "Hadamard"),
     "rounded outputs": Odd(CT, _outputs, "output"),
     "marlin": Odd(CT, quantisation(format="marlin-24"), "marlin-24"),

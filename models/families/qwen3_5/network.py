@@ -103,6 +103,7 @@ def _attention(c: ModelConfig, name: str) -> GatedAttention:
         )
         for side in "kv"
     )
+    both = (f"{name}.kv_scale", f"{name}.attn.kv_scale")
     return GatedAttention(
         name,
         q=Linear(f"{name}.q_proj", 2 * q, c.hidden, split=by_rows((c.heads, 2 * c.head_dim))),
@@ -113,6 +114,7 @@ def _attention(c: ModelConfig, name: str) -> GatedAttention:
         k_norm=_norm(f"{name}.k_norm", c.head_dim),
         k_scales=k_scales,
         v_scales=v_scales,
+        kv_scales=tuple(Tensor(scale, (), ValueKind.CACHE_SCALE) for scale in both),
     )
 
 

@@ -37,7 +37,7 @@ def mixture(c: ModelConfig, name: str) -> Mixture:
     return Mixture(
         name,
         router=Tensor(f"{name}.gate.weight", (count, c.hidden), ValueKind.ROUTER),
-        shared_gate=Tensor(f"{name}.shared_expert_gate.weight", (1, c.hidden)),
+        shared_gate=Tensor(f"{name}.shared_expert_gate.weight", (1, c.hidden), ValueKind.GATE),
         shared=dense.swiglu(f"{name}.shared_expert", c.hidden, c.moe.shared_intermediate),
         experts=Experts(experts, tuple((e.gate, e.up, e.down) for e in each), gate_up, down),
     )

@@ -200,13 +200,13 @@ def _table_of(format: str, **config: int) -> Mapping[str, Expected]:
 
 
 def test_scales_of_ragged_matrices() -> None:
-    """A last block may be short; a scale for each column is none."""
+    """A last block may be short."""
     found = _table_of("fp8_block", intermediate_size=200)
     scale = found["model.layers.0.mlp.gate_proj.weight_scale_inv"]
     assert scale.shapes == ((2, 1),)
     assert found["model.layers.0.mlp.down_proj.weight_scale_inv"].shapes == ((1, 2),)
     scale = _table_of("fp8", intermediate_size=200)["model.layers.0.mlp.gate_proj.weight_scale"]
-    assert scale.shapes == ((), (1,), (1, 1), (200, 1), (200,))
+    assert scale.shapes == ((), (1,), (1, 1), (200, 1), (200,), (1, 200))
 
 
 def test_columns_that_do_not_split_into_groups() -> None:

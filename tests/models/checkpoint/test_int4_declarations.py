@@ -76,7 +76,6 @@ def test_awq_words() -> None:
 
 
 REFUSED = [
-    (GPTQ | {"desc_act": True}, "GPTQ: desc_act is true"),
     (GPTQ | {"bits": 8}, "GPTQ: bits 8, group_size 128"),
     (GPTQ | {"bits": 3}, "GPTQ: bits 3"),
     (GPTQ | {"group_size": -1}, "GPTQ: bits 4, group_size -1"),
@@ -90,7 +89,6 @@ REFUSED = [
     (AWQ | {"version": "gemv"}, "AWQ: version is 'gemv'"),
     ({"quant_method": "awq"}, "AWQ: bits None"),
     (compressed(INT | {"num_bits": 8}), "int8: bits 8"),
-    (compressed(INT | {"actorder": "group"}), "int4: actorder is 'group'"),
     (compressed(INT, {"num_bits": 8, "type": "int"}), "int4: activations are quantised"),
 ]
 

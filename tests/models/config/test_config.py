@@ -21,6 +21,15 @@ def _read(**change: object) -> ModelConfig:
     return read_config({k: v for k, v in config.items() if v is not ...})
 
 
+@pytest.mark.parametrize("given", ["model_type", "architectures", "text_config"])
+def test_one_name_of_the_family_is_enough(given: str) -> None:
+    names: Json = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForCausalLM"]}
+    inner = text_config(moe=False) | {"model_type": "qwen3_5_text"}
+    row = inner | {key: names[key] if key == given else ... for key in names}
+    found = _read(**row, **({"text_config": inner} if given == "text_config" else {}))
+    assert found.model_type == "qwen3_5" and found.nested == (given == "text_config")
+
+
 def test_published_configs() -> None:
     dense = read_config(nvidia_configs.pair("27B")[0])
     assert (dense.hidden, dense.heads, dense.kv_heads, dense.head_dim) == (5120, 24, 4, 256)
@@ -85,7 +94,7 @@ def test_state_dtype() -> None:
 
 REFUSED: list[tuple[Json, str]] = [
     ({"model_type": "llama"}, "'llama'.*qwen3_5_moe_text.*Qwen3_5ForCausalLM"),
-    ({"model_type": None}, "model_type is None"),
+    ({"model_type": None, "architectures": None}, "model_type is None"),
     ({"architectures": ["Qwen3_5ForTokenClassification"]}, "Qwen3_5ForConditionalGeneration"),
     ({"text_config": {"model_type": "qwen3_5_moe_text"}}, "contradicts"),
     ({"text_config": 3}, "text_config is 3"),

@@ -81,16 +81,6 @@ def test_slices_and_shares_of_ranks_are_parts(packing: str) -> None:
             np.testing.assert_array_equal(found, mine)
 
 
-@pytest.mark.parametrize(("packing", "name"), [("gptq", "g_idx"), ("ct", "weight_g_idx")])
-def test_columns_in_another_order_are_refused(packing: str, name: str) -> None:
-    order = np.arange(K, dtype=np.int32) // 32
-    model, tensors, values = stored(packing, 32, **{name: order})
-    np.testing.assert_array_equal(values_of(model, tensors, packing, 32), values)
-    tensors[f"m.{name}"] = order[::-1].copy()
-    with pytest.raises(CheckpointError, match=rf"m.{name}: int4 columns are not in order"):
-        values_of(model, tensors, packing, 32)
-
-
 def test_a_scale_that_is_not_finite_is_named() -> None:
     model, tensors, _ = stored("awq", 32)
     tensors["m.scales"][3, 5] = np.inf
