@@ -223,10 +223,8 @@ def _match_drafts(
         pages, table = rounds.paged(rng, page, 140 + far)
         last = rng.integers(0, ids, UNITS + 1)
         drafts = rng.integers(0, ids, (UNITS + 1, most))
-        for row, slot in enumerate(SLOTS):
+        for row, slot in [(r, s) for r, s in enumerate(SLOTS) if s >= 0]:
             end, same = begins[row] + COUNTS[row], 20 + far * (row == 3)
-            if slot < 0:
-                continue
             text = rng.integers(0, ids, end + 1)
             text[rng.integers(0, end + 1, end // 20)] = -1
             if row in (3, 5):  # of which the head agrees with one
