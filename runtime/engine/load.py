@@ -303,6 +303,7 @@ def _load_native(
             undo.callback(executor.close)
             executors[bucket.family, bucket.rows] = executor
             mark(f"{bucket.family} {bucket.rows}")
+        gc.collect()  # here, where weights are still being read
         engine.wait()
         mark("weights")
         undo.pop_all()
