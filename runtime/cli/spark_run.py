@@ -24,7 +24,6 @@ from spark_engine.device.choice import choose
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.progress import Progress
-from spark_engine.runtime.cli.doctor import doctor
 from spark_engine.runtime.cli.options import completion, config_file
 from spark_engine.runtime.cli.options.option import ASKED_FOR, Grouped, Mode, why_idle
 from spark_engine.runtime.cli.options.run_options import (
@@ -39,7 +38,7 @@ from spark_engine.runtime.cli.options.run_options import (
 )
 from spark_engine.runtime.cli.profile import finish
 from spark_engine.runtime.cli.terminal.printable import printable
-from spark_engine.runtime.engine.load import HOST_TARGETS
+from spark_engine.runtime.engine.detect import HOST_TARGETS
 from spark_engine.runtime.engine.request import FinishReason, capacity
 from spark_engine.runtime.offline.embedded import cache_folder, embedded_engine
 from spark_engine.runtime.ranks.hosts import name_network, own_rank, serve_rank
@@ -74,7 +73,9 @@ class _Run(Grouped):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        if args[:1] == [doctor.name]:
+        if args[:1] == ["doctor"]:
+            from spark_engine.runtime.cli.doctor import doctor  # as below
+
             return doctor.make_context(f"{info_name} {doctor.name}", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 

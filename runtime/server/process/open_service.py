@@ -18,7 +18,7 @@ import msgspec
 
 from spark_engine.engine_file import MANIFEST
 from spark_engine.errors import EngineError, OptionError
-from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.engine.options import EngineOptions
 from spark_engine.runtime.engine.request import capacity
 from spark_engine.runtime.engine.trace import HTTP, trace_of
 from spark_engine.runtime.images.fetch import Fetcher, media_domains
