@@ -51,7 +51,7 @@ class EarlyProcess:
 def read_orders() -> list[str]:
     """Waits for the arguments, in the early process, and takes over the environment. Exits where
     the parent ends without any."""
-    data = b""
+    data, arguments = b"", list[str]()
     while b"\n" not in data:
         if not (more := os.read(0, 1 << 16)):
             sys.exit()
