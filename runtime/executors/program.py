@@ -180,7 +180,8 @@ class _Operands:
     def _find(self, arg: Arg) -> tuple[Operand, str]:
         found = self.known[arg] = operand, _ = _operand(arg)
         if isinstance(operand, MemoryOperand) and operand.kind in _BY_OFFSET:
-            first, end, size = operand.offset, operand.offset + operand.nbytes, self._sizes[operand.kind]
+            first, size = operand.offset, self._sizes[operand.kind]
+            end = first + operand.nbytes
             if not 0 <= first <= end <= size:
                 where = f"{first}:{end} of {size} bytes"
                 raise ValueError(f"an operand is at {where} of the {operand.kind} memory")

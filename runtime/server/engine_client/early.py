@@ -51,12 +51,13 @@ class EarlyProcess:
 def read_orders() -> list[str]:
     """Waits for the arguments, in the early process, and takes over the environment. Exits where
     the parent ends without any."""
-    data, arguments = b"", list[str]()
+    data = b""
     while b"\n" not in data:
         if not (more := os.read(0, 1 << 16)):
             sys.exit()
         data += more
-    *arguments, environment = json.loads(data.partition(b"\n")[0])
+    *given, environment = json.loads(data.partition(b"\n")[0])
     os.environ.clear()
     os.environ.update(environment)
+    arguments: list[str] = given
     return arguments
