@@ -204,11 +204,13 @@ def _state() -> Path:
 def _serve(
     folders: Mapping[str, Path], values: Mapping[str, Any], early: EarlyProcess | None
 ) -> int:
-    """`early` becomes the engine process of one engine here; its standard error is no JSON."""
+    """`early` becomes the engine process of one engine here, on the first GPU; its standard error
+    is no JSON."""
     options = server_options(values)
     set_up(options.log_format, options.log_level)
     several = len(folders) > 1 or options.idle_unload_s is not None
-    if early and (several or values["rank"] or options.log_format is LogFormat.JSON):
+    other = several or values["rank"] or values["device"] is not None
+    if early is not None and (other or options.log_format is LogFormat.JSON):
         early.close()
     folder = next(iter(folders.values()))
     for one in folders.values():

@@ -25,6 +25,7 @@ from spark_engine.command import BUG, USER
 from spark_engine.engine_file import TOKENIZER, has_text
 from spark_engine.errors import CapacityError, EngineError, RequestError, UserError
 from spark_engine.progress import Progress
+from spark_engine.runtime.engine.detect import runnable_targets
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event
 from spark_engine.runtime.engine.trace import ENGINE, NoTrace, trace_of
@@ -208,9 +209,11 @@ def _replaced(folder: Path, build: str) -> Replaced | None:
 
 
 def _wait() -> list[str]:
-    """The arguments; what a GPU's engine needs too is imported before."""
-    with contextlib.suppress(ImportError):
+    """The arguments; before they come what a GPU's engine needs is imported, and the driver opened,
+    which the engine does again where that fails."""
+    with contextlib.suppress(Exception):
         import_module("spark_engine.runtime.executors.native")
+        runnable_targets(())
     return read_orders()
 
 
