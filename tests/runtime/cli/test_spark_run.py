@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -23,6 +24,7 @@ from spark_engine.manifest import FORMAT
 from spark_engine.runtime.cli import spark_run as cli
 from spark_engine.runtime.cli.spark_run import main
 from spark_engine.runtime.offline import embedded
+from spark_engine.runtime.server.process import server
 from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 from spark_engine.runtime.text.tokenizer import Tokenizer
@@ -380,3 +382,21 @@ def test_an_embedded_engine_is_built_when_missing_or_older(engine: Path, tmp_pat
     (checkpoint / "config.json").write_text("{")
     with pytest.raises(EngineError, match="building the embedded model failed"):
         embedded.build(checkpoint, folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "closed"),
+    [((), False), (("--log-format", "json"), True), (("--device", "0"), True)],
+)
+def test_an_early_process_serves_unless_options_change_what_it_began_with(
+    bare: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], closed: bool
+) -> None:
+    """Its standard error, and the GPU that its driver sees."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(cli, "_check_device", lambda *_: None)
+    seen: list[object] = []
+    monkeypatch.setattr(server, "run", lambda folder, options, early: seen.append(early) or 0)
+    early = SimpleNamespace(close=lambda: seen.append("closed"))
+    done = CliRunner().invoke(main, [str(bare), "--serve", *words], obj=early)
+    assert done.exit_code == 0, done.output
+    assert seen == [*["closed"] * closed, early]
