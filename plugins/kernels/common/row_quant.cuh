@@ -39,11 +39,10 @@ DEVICE float largest(const float (&y)[8]) {
 }
 // Eight e4m3 codes of y / scale.
 DEVICE uint2 codes8(const float (&y)[8], float scale) {
-  const float r = 1.0f / scale;
   u32 pair[4];
 #pragma unroll
   for (int i = 0; i < 4; i++)
-    pair[i] = to_e4m3x2(divide(y[2 * i], scale, r), divide(y[2 * i + 1], scale, r));
+    pair[i] = to_e4m3x2(divide(y[2 * i], scale), divide(y[2 * i + 1], scale));
   return make_uint2(pair[0] | pair[1] << 16, pair[2] | pair[3] << 16);
 }
 

@@ -192,7 +192,7 @@ class Rows:
 
     def __init__(self, plan: Plan, x: Array, ids: Array, weights: Array, quant: int) -> None:
         self.k1, self.by_pair, self.plan = ids.shape[1], quant in (1, 3), plan
-        self.apart = quant not in (0, 2)  # by separate launches
+        self.apart = quant in (1, 3)  # by separate launches
         self.places: dict[tuple[str, int], Array] = {
             ("input", 0): x,
             ("input", 1): ids.reshape(-1),

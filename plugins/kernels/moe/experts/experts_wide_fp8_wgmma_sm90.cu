@@ -118,8 +118,7 @@ struct TileWork {
 DEVICE void store_codes(u8* h, const TileWork& work, int column, float first, float second,
                         const float (&scale)[2]) {
   const int g = lane_id() >> 2, t = lane_id() & 3, c = column + g;
-  const u32 codes = to_e4m3(divide(first, scale[0], 1.0f / scale[0])) |
-                    to_e4m3(divide(second, scale[1], 1.0f / scale[1])) << 16;
+  const u32 codes = to_e4m3(divide(first, scale[0])) | to_e4m3(divide(second, scale[1])) << 16;
   const u32 turned = transpose_matrix<true>(codes);
   const u32 two = (turned & 0xFF) | (turned >> 8 & 0xFF00);
   const u32 other = __shfl_down_sync(~0u, two, 1);
@@ -318,6 +317,25 @@ DEVICE void wide(const Operands& o, void* to, float* h_scale) {
   }
 }
 
+#if QUANT == 4
+// The largest magnitude / 448 of a row of x (bf16) or of h (f32).
+template <bool UP>
+DEVICE float token_scale(const void* in, u64 row) {
+  __shared__ float warp_max[8];
+  float top = 0.0f;
+  for (u64 i = row * Side<UP>::K + threadIdx.x; i < (row + 1) * Side<UP>::K; i += 256)
+    top = fmaxf(top,
+                fabsf(UP ? from_bf16(__ldcg((const u16*)in + i)) : __ldcg((const float*)in + i)));
+#pragma unroll
+  for (int d = 16; d; d >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+  if (lane_id() == 0) warp_max[threadIdx.x / 32] = top;
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < 8; ++w) top = fmaxf(top, warp_max[w]);
+  return block_scale(top);
+}
+#endif
+
 // A block a row: of x (bf16) or of h (f32).
 template <bool UP>
 DEVICE void quantise_row(const void* in, u8* codes, float* scales) {
@@ -341,8 +359,7 @@ DEVICE void quantise_row(const void* in, u8* codes, float* scales) {
     if (k >= K) continue;
     u32 words[2] = {};
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      words[i / 4] |= (u32)to_e4m3(divide(v[i], scale, 1.0f / scale)) << i % 4 * 8;
+    for (int i = 0; i < 8; ++i) words[i / 4] |= (u32)to_e4m3(divide(v[i], scale)) << i % 4 * 8;
     u8* const to = codes + row * K + k / 64 * 64 + k / 8 % 2 * 32 + k / 16 % 4 * 4;
     *(u32*)to = words[0], *(u32*)(to + 16) = words[1];
     if (!BY_ROW && k % 128 == 0) scales[row * (K / 128) + k / 128] = scale;
