@@ -167,9 +167,9 @@ DEVICE float silu(float x) { return x / (1.0f + expf(-x)); }
 DEVICE float fast_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 DEVICE float fast_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
-// x / scale, rounded as a division, by the reciprocal and one correction. A quotient beyond the range
-// of codes is not corrected. No branch, or each value's code is apart: both sides of a scale with a
-// reciprocal near infinity become 2^96 times as large.
+// x / scale, rounded as a division, by the reciprocal and one correction. A quotient beyond the
+// range of codes is not corrected. No branch, or each value's code is apart: both sides of a scale
+// with a reciprocal near infinity become 2^96 times as large.
 DEVICE float divide(float x, float scale) {
   const float lift = scale < 1e-30f ? 0x1p96f : 1.0f;
   const float from = x * lift, by = scale * lift, reciprocal = 1.0f / by, q = from * reciprocal;
