@@ -211,10 +211,8 @@ class Rows:
         return self.places["output", 0]
 
     def at(self, arg: Arg) -> Array:
-        nothing = np.empty(0)
-        return (
-            self.places.get((arg.kind, arg.index), nothing) if isinstance(arg, Pointer) else nothing
-        )
+        key = (arg.kind, arg.index) if isinstance(arg, Pointer) else ("", 0)
+        return self.places.get(key, np.empty(0))
 
     def quantise_x(self, launch: Launch, start: int, args: list[Array]) -> None:
         x, ids, _, out, *_ = args

@@ -1,7 +1,8 @@
 // Activations of the experts, quantised to a format's codes and dequantised again, one launch
 // before each product: bf16 rows that hold code · block scale (NVFP4) or the code alone (e4m3),
-// exactly. Rules: numpy_codecs.py. fp8 and nvfp4 have a scale for each expert, so a row of x is made
-// for each of its experts; fp8_block and fp8_token quantise where activations are loaded or made.
+// exactly. Rules: numpy_codecs.py. fp8 and nvfp4 have a scale for each expert, so a row of x is
+// made for each of its experts; fp8_block and fp8_token quantise where activations are loaded or
+// made.
 // Macros: QUANT (0 none, 1 fp8, 2 fp8_block, 3 nvfp4, 4 fp8_token).
 #pragma once
 #include "moe/experts/experts_common.cuh"
