@@ -83,7 +83,7 @@ DEVICE float token_scale(const float (&y)[COUNT][8], float* warp_max) {
   __syncthreads();
 #pragma unroll
   for (int w = 0; w < N_THREADS / 32; w++) top = fmaxf(top, warp_max[w]);
-#ifdef PARTS
+#if PARTS > 1
   int* const mine = (int*)warp_max + N_THREADS / 32;
   if (threadIdx.x == 0) *mine = (int)__float_as_uint(top);
   cluster_meet();

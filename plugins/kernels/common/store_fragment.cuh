@@ -57,7 +57,3 @@ DEVICE void store_fragment(const Problem& p, void* y, int n0, int m0, const floa
 #endif
   }
 }
-template <class Problem>
-DEVICE void store_fragment(const Problem& p, void* y, int n0, int m0, const float (&sums)[4]) {
-  store_fragment<RAGGED>(p, y, n0, m0, sums, token_scales(p, m0));
-}

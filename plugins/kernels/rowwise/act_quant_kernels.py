@@ -47,9 +47,8 @@ def _plan(node: Node) -> Plan:
     chunks, more = -(-k // (threads * rq.VECTOR)), dict[str, int]()
     if node.text("quant") in BY_TOKEN:
         few = node.target.clusters and rows <= node.target.sms and k >= LONG
-        chunks = CLUSTER if few else 1
+        more["PARTS"] = chunks = CLUSTER if few else 1
         threads, more["VECS"] = rq.threads_of(-(-k // chunks))
-        more |= {"PARTS": CLUSTER} if few else {}
         shared = threads // 32 * 4 + 4
     if "qkv" in node:
         more |= {"HEAD_DIM": node.number("head_dim"), "QKV": node["qkv"].dims[1]}

@@ -101,12 +101,13 @@ constexpr bool AHEAD = WARP_TILES == 1 && NJ <= 8;
 #else
 constexpr bool AHEAD = false;
 #endif
+constexpr int COLUMNS_AHEAD = AHEAD ? NJ : 1;
 template <class Finish>
 struct Factors {
   const Problem& p;
   const Finish& finish;
   int tile_n;
-  float2 early, tokens[AHEAD ? NJ : 1];
+  float2 early, tokens[COLUMNS_AHEAD];
 
   DEVICE Factors(const Problem& p, const Finish& finish) : p(p), finish(finish) {}
   DEVICE Factors(const Problem& p, const Corner& at, const Finish& finish) : Factors(p, finish) {
@@ -204,9 +205,8 @@ DEVICE void write_tile(const Problem& p, const Corner& at, void* out, Sums& sums
         for (int i = 0; i < FETCHED; ++i) residuals[i] = load_residual(p, n0, m0 + i * 8);
       add_residual(s, residuals[j % FETCHED]);
 #endif
-      if (m0 >= p.m) continue;
-      if (AHEAD) store_fragment<RAGGED>(p, out, n0, m0, s, factors.tokens[AHEAD ? j : 0]);
-      else store_fragment(p, out, n0, m0, s);
+      const float2 tokens = AHEAD ? factors.tokens[j % COLUMNS_AHEAD] : token_scales(p, m0);
+      if (m0 < p.m) store_fragment(p, out, n0, m0, s, tokens);
     }
   }
 }
@@ -254,7 +254,7 @@ DEVICE void fix_up_tile(const Problem& p, u32 tile, void* out, const Finish& fin
 #if RESIDUAL
         add_residual(s, load_residual(p, n0, m0));
 #endif
-        store_fragment(p, out, n0, m0, s);
+        store_fragment(p, out, n0, m0, s, token_scales(p, m0));
       }
       part = 0, i += parts;
     }

@@ -64,18 +64,16 @@ def chunks_of(p: Problem, w: GroupedConfig) -> tuple[tuple[int, int], ...]:
 
 
 def _columns(p: Problem, target: Target) -> int:
-    if p.tokens <= 128 or max(_slabs(p)) > 4:
+    if p.tokens <= 128 or _slabs(p) > 4:
         return 1
     two = p.four_bits and not p.quant or p.kind == "fp8_block" and target.large_shared
     return 2 if two else 1
 
 
 def _depth(p: Problem, target: Target) -> int:
-    if p.four_bits:
-        return 4 if target.large_shared else 3
-    if p.weights == 0:
-        return 2 if target.large_shared else 1
-    return 4 if target.large_shared and not _paired(p, target) else 2
+    if not target.large_shared:
+        return 3 if p.four_bits else 1 if p.weights == 0 else 2
+    return 2 if p.weights == 0 or p.weights == 2 and _paired(p, target) else 4
 
 
 def _buffers(p: Problem, columns: int) -> int:
@@ -97,14 +95,13 @@ def _resident(p: Problem, target: Target, shared: int) -> int:
 
 
 def _paired(p: Problem, target: Target) -> bool:
-    """Whether registers serve two blocks of a multiprocessor: of the latencies of one, its pairs,
-    quantisation and sums, the other reads."""
-    codes = p.weights == 2 and _columns(p, target) == 1 and max(_slabs(p)) <= 4
+    """Whether registers serve two blocks of a multiprocessor: one reads while the other adds."""
+    codes = p.weights == 2 and _columns(p, target) == 1 and _slabs(p) <= 4
     return target.large_shared and (codes or p.four_bits and not p.quant)
 
 
-def _slabs(p: Problem) -> tuple[int, int]:
-    return part_slabs(p.hidden), part_slabs(p.inner)
+def _slabs(p: Problem) -> int:
+    return max(part_slabs(p.hidden), part_slabs(p.inner))
 
 
 def refuse_grouped(node: Node) -> str | None:
@@ -112,7 +109,7 @@ def refuse_grouped(node: Node) -> str | None:
     if reason := refuse(node):
         return reason
     p, target = Problem.of(node), node.target
-    if (most := max(_slabs(p))) > MOST_SLABS:
+    if (most := _slabs(p)) > MOST_SLABS:
         return f"H = {p.hidden}, I = {p.inner}: {most} k-slabs a warp, more than registers hold"
     if config_of(p, target).tokens == 0:
         return f"{target.name} has {target.shared_bytes} bytes of shared memory, too few"
@@ -135,10 +132,9 @@ def plan_grouped(node: Node) -> Plan:
     node = node.with_scratch(**_memory(replace(p, tokens=w.tokens)))
     if len(chunks) == 1:
         return node.plan(*_launches(node, p, w, blocks, macros(p, **tuning)))
-    sizes, launches = macros(p, **tuning, CHUNKED=1), []
-    for first, tokens in chunks:
-        launches += _launches(node, replace(p, tokens=tokens), w, blocks, sizes, first)
-    return node.plan(*launches)
+    sizes = macros(p, **tuning, CHUNKED=1)
+    each = (_launches(node, replace(p, tokens=n), w, blocks, sizes, i) for i, n in chunks)
+    return node.plan(*(launch for launches in each for launch in launches))
 
 
 def _launches(

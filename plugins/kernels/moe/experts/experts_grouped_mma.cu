@@ -101,12 +101,6 @@ struct Scales {
   }
 };
 
-#if QUANT == 4
-#define BY_INPUT(place) *s.scales[place]
-#else
-#define BY_INPUT(place)
-#endif
-
 // What a thread stores after a piece: of `up` one column of a fragment (the gate and up value of
 // its row), of `down` the whole fragment (two rows, two columns).
 template <bool UP>
@@ -165,8 +159,8 @@ struct Epilogue {
         }
         if (pair[half] >= 0)
           put_inner(out, (u64)pair[half] * INNER + row(p, i),
-                    silu_mul(scaled(v.x, a[i % ROWS] BY_INPUT(column(i) + half)),
-                             scaled(v.y, b[i % ROWS] BY_INPUT(column(i) + half))));
+                    silu_mul(scaled(v.x, a[i % ROWS] * s.scale_of(column(i) + half)),
+                             scaled(v.y, b[i % ROWS] * s.scale_of(column(i) + half))));
       } else {
         float4 v = from[0];
 #pragma unroll
@@ -179,9 +173,9 @@ struct Epilogue {
         for (int c = 0; c < 2; ++c) {
           if (pair[c] < 0) continue;
           float* const y = (float*)out + (u64)pair[c] * HIDDEN + row(p, i);
-          y[0] = scaled(low[c], a[i % ROWS] BY_INPUT(column(i) + c));
+          y[0] = scaled(low[c], a[i % ROWS] * s.scale_of(column(i) + c));
           if (HIDDEN % 16 == 0 || row(p, i) + 8 < HIDDEN)
-            y[8] = scaled(high[c], b[i % ROWS] BY_INPUT(column(i) + c));
+            y[8] = scaled(high[c], b[i % ROWS] * s.scale_of(column(i) + c));
         }
       }
     }

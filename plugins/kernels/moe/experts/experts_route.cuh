@@ -15,6 +15,7 @@ struct Shared {
   u16* ids;    // [pairs]
   // Of this block's tokens by row of the input (fp8_token): what each warp found, and the scales.
   float *most, *scales;  // [WK, BLOCK_M], [BLOCK_M]
+  DEVICE float scale_of(int column) const { return QUANT == 4 ? scales[column] : 1.0f; }
 };
 
 DEVICE void count_blocks(const Shared& s, const int* ids, int pairs) {
