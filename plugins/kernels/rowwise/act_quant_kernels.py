@@ -10,6 +10,8 @@ from spark_engine.plugins.launch import Candidate, Kernel, Node, Whole
 from spark_engine.tensors import TensorSpec
 
 THREADS = 256
+CLUSTER = 8  # blocks that share each of few rows of at least LONG columns
+LONG = 8192
 MOST_TOKEN = 4 * rq.MOST_THREADS * rq.VECTOR  # columns of a row that one block takes
 _ACT = {"none": 0, "silu_mul": 1, "sigmoid_gate": 2}
 ACT_QUANT = Kernel("act_quant", f"x qkv? scales? {rq.OUTPUTS}", early=Early(begins=True, lets=True))
@@ -40,15 +42,20 @@ def _refuse(node: Node) -> str | None:
 
 def _plan(node: Node) -> Plan:
     rows, k = _rows(node)
+    shared = 0
     threads = min(THREADS, rq.whole_warps(-(-k // rq.VECTOR)))
     chunks, more = -(-k // (threads * rq.VECTOR)), dict[str, int]()
     if node.text("quant") in BY_TOKEN:
-        threads, more["VECS"] = rq.threads_of(k)
-        chunks = 1
+        few = node.target.clusters and rows <= node.target.sms and k >= LONG
+        more["PARTS"] = chunks = CLUSTER if few else 1
+        threads, more["VECS"] = rq.threads_of(-(-k // chunks))
+        shared = threads // 32 * 4 + 4
     if "qkv" in node:
         more |= {"HEAD_DIM": node.number("head_dim"), "QKV": node["qkv"].dims[1]}
     macros = rq.macros(node, k, THREADS=threads, ACT=_ACT[node.text("act")], **more)
-    return node.plan(ACT_QUANT.launch(node, (chunks, rows), threads, macros))
+    cluster = more.get("PARTS", 1)
+    launch = ACT_QUANT.launch(node, (chunks, rows), threads, macros, shared, cluster)
+    return node.plan(launch)
 
 
 def _cost(node: Node) -> float:
