@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                const char* state_in, char* state_out, const float* ring_in, float* ring_out,
                const float* norm_weight, const int* slots, const int* starts, const int* counts,
                const float* scales, act* y_out, u8* q0, u8* s0, u8* q1, u8* s1, int* readers,
-               float eps, int offset) {
+               int offset) {
   extern __shared__ __align__(128) char memory[];
   Shared& s = *(Shared*)memory;
   const int head = blockIdx.x * G, token = blockIdx.y;
@@ -267,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     sum = lane_sum<32>(sum), top = warp_max(top);
   }
   if (warp < G) {
-    float root = 1.f / sqrtf(sum * (1.f / VD) + eps), amax = rounded(top * root);
+    float root = 1.f / sqrtf(sum * (1.f / VD) + (float)EPS), amax = rounded(top * root);
     u8* q[2] = {q0, q1};
     u8* q_scale[2] = {s0, s1};
 #pragma unroll

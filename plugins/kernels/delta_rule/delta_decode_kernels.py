@@ -21,7 +21,7 @@ from spark_engine.tensors import DType
 ARGS = (
     "qkvz width ba conv_weight? conv_state? conv_state_out? a_log dt_bias"
     " gdn_state gdn_state_out gdn_ring? gdn_ring_out? norm_weight? slots starts counts scales?"
-    " y? q0? s0? q1? s1? readers? eps offset"
+    " y? q0? s0? q1? s1? readers? offset"
 )
 EARLY = Early(begins=True, lets=True)
 DECODE = Kernel("gdn_decode", ARGS, early=EARLY)
@@ -161,13 +161,12 @@ def plan(node: Node, shape: HeadBlocks) -> Plan:
         _macros(p, shape, node),
         p.shared(shape),
         width=node["qkvz"].dims[1],
-        eps=node.real("eps") if p.fused else 0.0,
         offset=node.number("offset"),
     )
     return node.plan(launch)
 
 
-def _macros(p: Problem, shape: HeadBlocks, node: Node) -> dict[str, int]:
+def _macros(p: Problem, shape: HeadBlocks, node: Node) -> dict[str, float]:
     resident = (node.target.shared_bytes + RESERVED) // (p.shared(shape) + RESERVED)
     return {
         "ACT_F32": p.single,
@@ -176,6 +175,7 @@ def _macros(p: Problem, shape: HeadBlocks, node: Node) -> dict[str, int]:
         ),
         "COPIES": p.copies,
         "DRAFTS": p.drafts,
+        "EPS": node.real("eps") if p.fused else 0.0,
         "FUSED": p.fused,
         "G": p.heads(shape),
         "HK": p.key_heads,

@@ -1,6 +1,6 @@
 // delta_decode_fma.cu's sizes, shared memory, convolution and sums over lanes.
 //
-// Macros: those of delta_state.cuh, TAPS, FUSED.
+// Macros: those of delta_state.cuh, TAPS, FUSED, EPS (of the norm).
 #pragma once
 #include "delta_rule/delta_state.cuh"
 

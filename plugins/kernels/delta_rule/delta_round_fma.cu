@@ -129,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
               const char* state_in, char* state_out, const float* ring_in, float* ring_out,
               const float* norm_weight, const int* slots, const int* starts, const int* counts,
               const float* scales, act* y_out, u8* q0, u8* s0, u8* q1, u8* s1, int* readers,
-              float eps, int offset) {
+              int offset) {
   extern __shared__ __align__(128) char memory[];
   Round& s = *(Round*)memory;
   const int head = blockIdx.x * G, token = blockIdx.y * TILE;
@@ -304,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         top = fmaxf(top, fabsf(o[i][e]));
       }
     sum = lane_sum<32>(sum), top = warp_max(top);
-    const float root = 1.f / sqrtf(sum * (1.f / VD) + eps), amax = rounded(top * root);
+    const float root = 1.f / sqrtf(sum * (1.f / VD) + (float)EPS), amax = rounded(top * root);
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
       const int row = i * 128 + lane * 4, column = (head + mine) * VD + row;

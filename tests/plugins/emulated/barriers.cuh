@@ -12,8 +12,8 @@ constexpr u32 WARP_ARRIVALS = 1;
 void barrier_expect(u64* bar, u32 bytes);
 void barrier_wait(u64* bar, u32 parity);
 void barrier_arrive_after_copies(u64* bar);
-void bulk_load(u8* to, const void* from, u32 bytes, u64* bar);
-inline void bulk_load(u8* to, const void* from, u32 bytes, u64* bar, u64) {
+void bulk_load(void* to, const void* from, u32 bytes, u64* bar);
+inline void bulk_load(void* to, const void* from, u32 bytes, u64* bar, u64) {
   bulk_load(to, from, bytes, bar);
 }
 // The same by their addresses in dynamic shared memory.

@@ -173,7 +173,7 @@ void barrier_arrive_after_copies(u64* bar) {
   if (late) bulk_copies.emplace_back(bar, arrive);
   else arrive();
 }
-void bulk_load(u8* to, const void* from, u32 bytes, u64* bar) {
+void bulk_load(void* to, const void* from, u32 bytes, u64* bar) {
   check((u64)from % 16 == 0 && bytes % 16 == 0, "a bulk copy is misaligned");
   const auto copy = [=] {
     memcpy(to, from, bytes);
