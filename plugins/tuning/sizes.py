@@ -70,6 +70,7 @@ class HeadBlocks:
         blocks: of a multiprocessor.
         grouped: a block has all value heads of a key head, else one.
         stages: chunks of a warp in flight to shared memory; 0: loads go through registers.
+        chunked: a round's tokens at once, by products of tf32.
         why, fallback: as in `Chunks`, with `gated_delta_step` as the unfused op.
     """
 
@@ -78,10 +79,12 @@ class HeadBlocks:
     blocks: int
     grouped: bool = False
     stages: int = 0
+    chunked: bool = False
     why: str = ""
     fallback: bool = False
 
 
+_CHUNK = "not timed yet: benchmarks/log/delta_rule/delta_round_mma.md"
 # Decode steps of the delta rule, for every architecture.
 HEADS = (
     HeadBlocks("registers", 8, 2),
@@ -89,4 +92,6 @@ HEADS = (
     HeadBlocks("many registers", 16, 1),
     HeadBlocks("grouped", 4, 4, grouped=True, stages=2),
     HeadBlocks("wide grouped", 8, 3, grouped=True, stages=1),
+    HeadBlocks("chunk", 8, 2, chunked=True, why=_CHUNK),
+    HeadBlocks("grouped chunk", 8, 2, grouped=True, chunked=True, why=_CHUNK),
 )

@@ -26,12 +26,9 @@ ARGS = (
 EARLY = Early(begins=True, lets=True)
 DECODE = Kernel("gdn_decode", ARGS, early=EARLY)
 ROUND = Kernel("gdn_round", ARGS, source="delta_rule/delta_round_fma.cu", early=EARLY)
+CHUNK = Kernel("gdn_round", ARGS, source="delta_rule/delta_round_mma.cu", early=EARLY)
 COPIES = 2  # quantised copies that one launch writes at most
-ROUND_BLOCKS = {
-    16: 1,
-    8: 2,
-    4: 4,
-}  # by warps: of a multiprocessor, so that a round has 128 registers
+ROUND_WARPS = 16  # of a multiprocessor, so that a round has 128 registers
 RESERVED = 1024  # bytes of shared memory that a block takes in addition
 
 
@@ -88,6 +85,10 @@ class Problem:
         ahead, values = self.drafts + self.tile, heads * self.value_dim
         floats = (ages + ahead) * (values + self.key_dim + heads) + ahead * heads * self.ring
         token = 2 * self.key_dim + values * (2 if self.fused else 1)
+        if shape.chunked:  # operands, products, decays
+            entries, columns = -(-(ages + ahead) // 16) * 16, -(-self.tile // 4) * 8
+            floats += 8 * (ages + ahead) + 2 * columns * self.key_dim
+            floats += heads * entries * (columns + self.tile)
         floats += self.tile * (token + 2 * heads * (-(-ages // 4) * 4 + 4))
         return self._staged(shape) + 4 * floats + 256
 
@@ -119,6 +120,10 @@ def refuse(node: Node, shape: HeadBlocks) -> str | None:
     p, target = Problem.of(node), node.target
     if p.lanes not in (4, 8, 16, 32):
         return f"a row of {p.key_dim} {p.state} is no 4, 8, 16 or 32 lanes of 16 bytes"
+    if shape.chunked and (p.tile < 2 or not p.fused):
+        return f"{p.tile} tokens are no round of several"
+    if shape.chunked and p.state is DType.BF16:
+        return "a bf16 state is rounded by each fold, which a whole round does not wait for"
     chunk = p.accesses * 32 // p.lanes
     if p.value_dim % max(chunk, 16):
         return f"{p.value_dim} value rows do not come in chunks of {max(chunk, 16)}"
@@ -127,7 +132,7 @@ def refuse(node: Node, shape: HeadBlocks) -> str | None:
     if shape.grouped and p.repeat == 1:
         return "a key head has one value head: nothing to group"
     blocks = p.rows * p.key_heads * p.repeat // p.heads(shape)
-    if shape.warps > 8 and blocks > target.sms:
+    if shape.warps > 8 and not shape.chunked and blocks > target.sms:
         return f"{blocks} blocks of {shape.warps} warps are more than {target.sms} multiprocessors"
     if p.heads(shape) > shape.warps:
         return f"{p.repeat} value heads a key head are more than {shape.warps} warps"
@@ -154,7 +159,8 @@ def plan(node: Node, shape: HeadBlocks) -> Plan:
     # Several blocks read a key head's channels, which the last of them shifts.
     if p.fused and not p.drafts and p.repeat > p.heads(shape):
         node = node.with_scratch(readers=Scratch(p.rows * p.key_heads * 4, zeroed=True))
-    launch = (ROUND if p.drafts else DECODE).launch(
+    kernel = CHUNK if shape.chunked else ROUND if p.drafts else DECODE
+    launch = kernel.launch(
         node,
         (p.key_heads * p.repeat // p.heads(shape), p.rows),
         32 * shape.warps,
@@ -167,12 +173,11 @@ def plan(node: Node, shape: HeadBlocks) -> Plan:
 
 
 def _macros(p: Problem, shape: HeadBlocks, node: Node) -> dict[str, float]:
+    most = ROUND_WARPS // shape.warps if p.drafts else shape.blocks
     resident = (node.target.shared_bytes + RESERVED) // (p.shared(shape) + RESERVED)
     return {
         "ACT_F32": p.single,
-        "BLOCKS": max(
-            1, min(shape.blocks, resident, ROUND_BLOCKS[shape.warps] if p.drafts else resident)
-        ),
+        "BLOCKS": max(1, min(shape.blocks, resident, most)),
         "COPIES": p.copies,
         "DRAFTS": p.drafts,
         "EPS": node.real("eps") if p.fused else 0.0,
@@ -210,9 +215,9 @@ def cost(node: Node, shape: HeadBlocks) -> float:
     return over * moved / (target.bandwidth * reached) + 4e-6
 
 
-def reduction_key(node: Node) -> str:
-    """All tactics sum in one order."""
-    return "one order"
+def reduction_key(node: Node, shape: HeadBlocks) -> str:
+    """All tactics sum in one order but for those of several tokens at once."""
+    return "tokens at once" if shape.chunked else "one order"
 
 
 def _recorded(node: Node) -> tuple[int, int] | None:
@@ -229,7 +234,7 @@ def _candidate(shape: HeadBlocks, why: str = "") -> Candidate:
         partial(plan, shape=shape),
         partial(cost, shape=shape),
         partial(refuse, shape=shape),
-        reduction_key,
+        partial(reduction_key, shape=shape),
         why or shape.why,
         recorded=_recorded,
     )
