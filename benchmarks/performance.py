@@ -324,6 +324,7 @@ TABLES = {
     "checkpoints": checkpoints,
     "rounding": accuracy_tables.rounding,
     "held_out": accuracy_tables.held_out,
+    "snapshots": accuracy_tables.snapshots,
     "state_error": accuracy_tables.state_error,
 }
 

@@ -209,18 +209,19 @@ def planned(checkpoint: Path, options: Options) -> tuple[Model, BuildPlan]:
     if options.drafter is not None:
         model = with_drafter(model, Path(options.drafter))
     plan = resolve(options, facts_of(model))
-    unsure = options.drafts is None or model.drafter is not None
-    if plan.draft and unsure and (fault := head_fault(model)):
-        if model.drafter is not None:
-            raise CheckpointError(f"--drafter {options.drafter}: {fault}")
-        model = replace(model, draft_note=fault)
+    block, unsure, head_lost = model.drafter is not None, options.drafts is None, ""
+    if plan.draft and block and (fault := head_fault(model, block=True)):
+        raise CheckpointError(f"--drafter {options.drafter}: {fault}")
+    if plan.draft and model.has_head and (unsure or block) and (head_lost := head_fault(model)):
+        model = replace(model, draft_note=head_lost)
         plan = resolve(options, facts_of(model))
     why = model.vision_note if options.vision and model.ignored.get(VISION) else ""
     if plan.vision and plan.gpu and (why := refusal(model, plan)):
         plan = resolve(replace(options, vision=False, max_image_pixels=None), facts_of(model))
     check_mlps(model, plan)
-    note = (f"built without images: {why}",) if why else ()
-    return model, replace(plan, notes=(*plan.notes, *note))
+    notes = [f"built without images: {why}"] if why else []
+    notes += [f"{head_lost}: the drafter alone drafts"] if block and head_lost else []
+    return model, replace(plan, notes=(*plan.notes, *notes))
 
 
 def unchanged(destination: Path, target: str, print_: Fingerprint) -> Manifest | None:

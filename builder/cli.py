@@ -19,7 +19,7 @@ from spark_engine.builder.emit import check_destination
 from spark_engine.builder.fetch import fetch, name_of
 from spark_engine.builder.graph.lower import MLP_ACTIVATIONS
 from spark_engine.builder.plan import budget, images
-from spark_engine.builder.plan.buckets import DEFAULT_PREFILL, parse_rounds, parse_sizes
+from spark_engine.builder.plan.buckets import DEFAULT_PREFILL, listed, parse_rounds, parse_sizes
 from spark_engine.builder.plan.drafts import DTYPES, parse_drafts, parse_vocab
 from spark_engine.builder.plan.options import (
     CPU_MAX_CONTEXT,
@@ -49,10 +49,6 @@ Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 def _one_of(*words: str) -> Complete:
     """Completes `auto` and these."""
     return lambda context, parameter, start: [w for w in ("auto", *words) if w.startswith(start)]
-
-
-def _listed(sizes: tuple[int, ...]) -> str:
-    return ",".join(map(str, sizes))
 
 
 class _Build(click.Command):
@@ -97,8 +93,8 @@ class _Build(click.Command):
 )
 @click.option(
     "--prefill",
-    help=f"Tokens of the prefill buckets; by default {_listed(DEFAULT_PREFILL)} on a CPU, "
-    f"{_listed(budget.PREFILL)} on a GPU, and larger ones on Hopper.",
+    help=f"Tokens of the prefill buckets; by default {listed(DEFAULT_PREFILL)} on a CPU, "
+    f"{listed(budget.PREFILL)} on a GPU, and larger ones on Hopper.",
 )
 @click.option(
     "--verify",
@@ -185,7 +181,7 @@ class _Build(click.Command):
     "--drafter",
     type=click.Path(exists=True, file_okay=False),
     help="Folder of a DFlash2 drafter that was trained for this model: it drafts all tokens of a "
-    "round in one pass, in place of the model's draft head.",
+    "round in one pass. Rounds of few drafts stay with the model's draft head, if it has one.",
 )
 @click.option(
     "--draft-suffix",

@@ -18,8 +18,6 @@ from spark_engine.models.config.model_config import LINEAR
 from spark_engine.models.draft_options import DRAFT_DTYPES, DraftOptions
 from spark_engine.models.drafter import network as block_drafter
 from spark_engine.models.families.registry import family_of
-from spark_engine.models.graph.block_drafter import BlockDrafter
-from spark_engine.models.graph.draft_head import DraftHead
 from spark_engine.models.graph.draft_round import DraftRound
 from spark_engine.models.graph.writer import Writer, state_out
 from spark_engine.models.weights.draft_weights import with_draft_dtype
@@ -111,13 +109,10 @@ def _write(model: Model, w: Writer, debug: bool, draft: DraftOptions) -> None:
     if not w.limits.drafts:
         network.write(w, debug)
         return
-    head: DraftHead | BlockDrafter | str | None = None
-    if model.drafter is not None:
-        head = block_drafter(model.drafter)
-    elif model.has_drafts:
-        head = family.draft_head(model.config)
+    head = family.draft_head(model.config) if model.has_head else None
     assert not isinstance(head, str)
-    round_ = DraftRound(network, head, draft.shortlist)
+    drafter = None if model.drafter is None else block_drafter(model.drafter)
+    round_ = DraftRound(network, head, drafter, draft.shortlist)
     if w.family == interface.PREFILL:
         round_.write_prefill(w, debug)
     else:

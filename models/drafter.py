@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from spark_engine.errors import CheckpointError, OptionError
+from spark_engine.errors import CheckpointError
 from spark_engine.interface import BLOCK_DRAFTER
 from spark_engine.models.checkpoint.expected_tensors import MTP, Expected
 from spark_engine.models.checkpoint.files import Checkpoint, open_checkpoint, read_json
@@ -101,13 +101,12 @@ def _norm(module: str, size: int) -> Tensor:
 
 
 def with_drafter(model: Model, folder: Path) -> Model:
-    """The model with the drafter in `folder` in place of a draft head.
+    """The model with the drafter in `folder`, next to its draft head if it has one. Each of several
+    ranks has all of it.
 
     Raises CheckpointError for a folder that holds no drafter, or one of another model.
     """
     assert model.checkpoint is not None
-    if model.shards.ranks > 1:
-        raise OptionError(f"--drafter: {model.shards.ranks} ranks cannot share it; leave --tp out")
     config = read_drafter(read_json(folder / CONFIG, required=True))
     name = read_json(model.checkpoint.path / CONFIG, required=False).get("_name_or_path")
     check_target(config, model.config, str(name or ""))
@@ -130,14 +129,12 @@ def with_drafter(model: Model, folder: Path) -> Model:
     found = {n: TensorSpec(n, t.dtype, t.shape) for n, t in own.items()}
     drafts = {row.module: Scheme.PLAIN for row in rows if isinstance(row, Linear)}
     named = [replace(e, name=BLOCK_DRAFTER + e.name) for e in expected.values()]
-    others = {n: e for n, e in model.expected.items() if e.part != MTP}
     return replace(
         model,
-        table=replace(model.table, drafts=MappingProxyType(drafts)),
-        expected={**others, **{e.name: e for e in named}},
+        table=replace(model.table, drafts=MappingProxyType({**model.table.drafts, **drafts})),
+        expected={**model.expected, **{e.name: e for e in named}},
         tensors=MappingProxyType({**model.tensors, **found}),
         checkpoint=joined,
-        draft_note="",
         drafter=config,
     )
 

@@ -197,9 +197,11 @@ def _check_declared(given: Description, table: QuantTable, checkpoint: Checkpoin
             "weights of that export"
         )
     if packed and not schemes:
+        files = " and ".join(d.where for d in given.declared)
+        what = f"{files}: no entry fits" if files else "config.json has no quantization_config for"
         raise CheckpointError(
-            f"{', '.join(packed)} weights are quantised, but config.json has no "
-            "quantization_config for them: take it, and hf_quant_config.json, from their export"
+            f"{', '.join(packed)} weights are quantised, but {what} them: take config.json, and "
+            "hf_quant_config.json, from their export"
         )
     head = {t.dtype for t in text if f"{HEAD}." in t.name}
     if given.config.tied and not head <= {*PLAIN}:

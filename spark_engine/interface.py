@@ -17,10 +17,13 @@ VERIFY = "verify_k"  # and the number of drafts: verify_k3 has up to four tokens
 PREFILL_TILE = 64
 ROPE_ROWS = 3  # positions of a token: in time, height and width
 MOST_DRAFTS = 7  # of a round; verification reads up to eight tokens a row
-# How names of nodes, weights and states begin: a draft head's, those of a block drafter in its
-# place, and of what makes drafts ("draft.0." the first).
+HEAD_DRAFTS = 3  # of a round: more are a block drafter's, where there is one
+# How names of nodes, weights and states begin: a draft head's, those of a block drafter, and of
+# what makes drafts ("draft.0." the first).
 DRAFT_HEAD, BLOCK_DRAFTER, DRAFT_STEP = "mtp.", "dflash.", "draft."
 HEADS = (DRAFT_HEAD, BLOCK_DRAFTER)
+# What makes drafts, by the names of counts: a head, the text where it matches, a block drafter.
+SOURCES = MTP, COPIED, BLOCKS = "mtp", "text", "dflash"
 ID_PAGES = "id_pages"  # the state that holds the ids of a sequence's tokens
 MOST_MATCH = 16  # ids of a repetition that are compared; a longer one counts as so long
 STATE_OUT = ".out"
@@ -122,6 +125,12 @@ class Precision:
 def verify_family(drafts: int) -> str:
     """The family that verifies `drafts` draft tokens a row: `verify_k{drafts}`."""
     return f"{VERIFY}{drafts}"
+
+
+def drafts_by_block(k: int, most: int) -> bool:
+    """Whether a round of k drafts, of `most` at most, makes the next ones by the block drafter, in
+    an engine that also has a draft head: a block costs as much for few drafts as for many."""
+    return k > HEAD_DRAFTS or k == most
 
 
 def drafts_of(family: str) -> int:

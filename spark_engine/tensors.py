@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine.typed import typed
+from spark_engine.typed import MOST, typed
 
 Array = NDArray[np.generic]
 Bytes = NDArray[np.uint8]
@@ -117,5 +117,7 @@ class TensorSpec:
         name, dtype, shape = row["name"], row["dtype"], row["shape"]
         if not isinstance(shape, list):
             raise ValueError(f"shape of {name} is {shape!r}, not a list")
-        dims = tuple(d if type(d) is str else typed(int, d, str(name)) for d in shape)
-        return cls(typed(str, name, "name"), DType(typed(str, dtype, "dtype")), dims)
+        counts = (type(d) is str or (type(d) is int and 0 <= d <= MOST) for d in shape)
+        if not all(counts):  # it raises
+            shape = [d if type(d) is str else typed(int, d, str(name)) for d in shape]
+        return cls(typed(str, name, "name"), DType(typed(str, dtype, "dtype")), tuple(shape))

@@ -28,7 +28,11 @@ def typed(kind: type[T], value: Any, where: str = "") -> T:
         (inner,) = (arg for arg in args if arg is not NoneType)
         made = None if value is None else typed(inner, value, where)
     elif origin is tuple:
-        made = tuple(typed(args[0], v, where) for v in _of(list, value, where))
+        rows, make = _of(list, value, where), getattr(args[0], "from_json", None)
+        if make is None:
+            made = tuple(typed(args[0], v, where) for v in rows)
+        else:
+            made = tuple(make(_of(dict, v, where)) for v in rows)
     elif origin is not None and issubclass(origin, Mapping):
         rows = _of(dict, value, where)
         made = {typed(args[0], k): typed(args[1], v, f"{where} {k}") for k, v in rows.items()}

@@ -54,6 +54,22 @@ def held_out() -> str:
     return f"{tokens} judged tokens:\n\n{table(columns, cells)}"
 
 
+def snapshots() -> str:
+    """Snapshots of the embedded model, rounded."""
+    rows = _rows("snapshots")
+    lost = next(row["kl"] for row in rows if row["choice"] == NVFP4)
+    cells = [
+        [
+            row["choice"], f"{row['kl']:.1e}", f"{row['kl'] / lost:.3%}", f"{row['first']:.1e}",
+            f"{row['top1']:.2%}", f"{row['texts']:.0%}", f"{row['perplexity']:.5f}",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    columns = ["states", "KL", "of NVFP4's", "KL of the first 32", "same token"]
+    columns += ["texts with the same first 32", "perplexity"]
+    return f"{rows[0]['tokens']:,} judged tokens:\n\n{table(columns, cells)}"
+
+
 def state_error() -> str:
     (row,) = _rows("states")
     cells = []

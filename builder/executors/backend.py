@@ -37,7 +37,7 @@ class Backend:
     Attributes:
         executor: the executor's name in the manifest.
         kernels: weights are packed, tactics chosen and kernels compiled before `emit`.
-        timed: tactics are timed, which `choose` compiles for that.
+        timed: `choose` compares tactics by their times, for which it compiles them.
         tactics: rows of the manifest, after `choose`.
         notes: sentences for the report.
         sizes: the buckets of each family if their cost decided them.

@@ -18,34 +18,31 @@ from onnx import helper, parser
 
 from spark_engine.builder.executors.backend import Backend, Emitted
 from spark_engine.builder.executors.header import header
+from spark_engine.builder.executors.ort_memory import (
+    NODES,
+    f32_bytes,
+    held_bytes,
+    passing_bytes,
+    work_bytes,
+)
 from spark_engine.builder.executors.shared_sampling import divided
 from spark_engine.builder.graph.family import FamilyGraph
-from spark_engine.builder.graph.memory import lifetimes, owners, place
+from spark_engine.builder.graph.memory import owners
 from spark_engine.builder.graph.nodes import Ops, attrs_of, is_op, spec_of
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import BuildPlan
-from spark_engine.engine_file import WEIGHTS
+from spark_engine.engine_file import WEIGHTS, EngineHeader
 from spark_engine.errors import GraphError
 from spark_engine.interface import STATE_OUT
-from spark_engine.manifest import SEQUENCE, StateInfo, bytes_of, snapshot_rows, weights_name
+from spark_engine.manifest import weights_name
 from spark_engine.op import DOMAIN, Attrs
 from spark_engine.segments import COLLECTIVES, Collective, Segment, Segments
-from spark_engine.tensors import DType, TensorSpec
+from spark_engine.tensors import TensorSpec
 from spark_engine.vision import VISION
 from spark_engine.weights_file import WeightEntry
 
 EXECUTOR = "ort"
 OPSET = 23
-# When a session is opened, it evaluates the nodes that depend on weights alone and keeps the
-# results: every matrix as f32, packed, not shared between sessions. The tower's does not, and holds
-# none. f32 bytes per stored byte:
-AS_F32 = {DType.U8: 8, DType.F8E4M3: 4, DType.BF16: 2, DType.F16: 2, DType.F32: 1}  # U8: 2 nibbles
-NODES = 64  # bytes of a session's nodes and kernels per byte of the model, measured
-# Meanwhile it takes additional memory, as a multiple of a matrix's f32 bytes: for a matrix that is
-# only cast (0.6 to 1.1 measured), for one with a scale per block, which is expanded first (3.7 to
-# 5.1, depending on what malloc retains), and in addition for stacked experts (0.9 to 1.4). One
-# session is opened at a time, unless memory suffices for more.
-CAST, BLOCKS, EXPERTS = 1.5, 5.5, 1.5
 # Cost model of a launch, for comparing buckets: a fixed time per operator in the bodies (the
 # embedded model has 4,600 in a step and 8,700 in a round of three drafts: most of its time), and
 # for each matrix the maximum of reading its f32 and of multiplying it with all rows. The tower's
@@ -63,29 +60,44 @@ class OrtBackend(Backend):
 
     def __init__(self, plan: BuildPlan, ops: Ops, cubins: Path) -> None:
         self._target, self._ops, self._ranks = plan.target, ops, plan.ranks
+        self._buckets = plan.buckets
+        self._arenas: dict[bytes, int] = {}  # by model: its arena's bytes
 
     def emit(self, graph: FamilyGraph, size: Size, weights: Mapping[str, WeightEntry]) -> Emitted:
         """An ONNX model.
 
-        `buffer_bytes`: an open session. `arena_bytes`: in addition, temporarily, to open it.
+        `buffer_bytes`: an open session and its arena, at the first bucket of those that share it.
+        `arena_bytes`: what opening it takes temporarily, beyond the states and arenas, which are
+        not in memory yet.
         """
-        arena = place(lifetimes(graph.graph, self._ops, size.dims))
         inner = chained(graph, self._ops)
-        payload = encode(graph.graph, size, weights, self._ops, [*inner])
-        specs = [w.spec for w in graph.weights.values()]
         tower = graph.family == VISION
-        held = held_bytes([] if tower else specs, payload)
-        # one matrix as f32, turned, and what malloc retains of others
-        wide = 3 * max(map(f32_bytes, specs), default=0)
-        passing = wide if tower else passing_bytes(graph) + snapshot_bytes(graph)
-        passing += arena.nbytes + NODES * len(payload)
-        memory = {"arena_bytes": passing, "buffer_bytes": held}
-        seconds = predicted_seconds(graph, size, payload)
-        if self._ranks > 1:
-            payload = encode_segments(graph.graph, size, weights, self._ops, [*inner])
+        dims = size.dims if tower else {}
+        payload = encode(graph.graph, dims, weights, self._ops, [*inner])
         made = header(graph, size, self.executor, self._target)
         made = replace(made, aliases={**made.aliases, **inner})
+        memory = self._memory(graph, size, payload, made)
+        seconds = predicted_seconds(graph, size, payload)
+        if self._ranks > 1:
+            payload = encode_segments(graph.graph, size, dims, weights, self._ops, [*inner])
         return Emitted(made, payload, memory, seconds)
+
+    def _memory(
+        self, graph: FamilyGraph, size: Size, payload: bytes, made: EngineHeader
+    ) -> dict[str, int]:
+        specs = [weight.spec for weight in graph.weights.values()]
+        if graph.family == VISION:  # one matrix as f32 at a time, and what malloc retains of others
+            passing = 2 * max(map(f32_bytes, specs), default=0)
+            passing += work_bytes(payload, size.dims, made.aliases)
+            return {"arena_bytes": passing, "buffer_bytes": held_bytes([], payload)}
+        if payload in self._arenas:
+            return {"arena_bytes": 0, "buffer_bytes": 0}
+        largest = self._buckets.of(size.family)[-1]
+        self._arenas[payload] = work_bytes(payload, largest.dims, made.aliases)
+        untouched = sum(spec.nbytes for spec, _ in graph.states) + sum(self._arenas.values())
+        passing = passing_bytes(graph) + NODES * len(payload) - untouched
+        held = held_bytes(specs, payload) + self._arenas[payload]
+        return {"arena_bytes": max(0, passing), "buffer_bytes": held}
 
 
 BACKEND = OrtBackend
@@ -132,29 +144,31 @@ def chained(graph: FamilyGraph, ops: Ops) -> dict[str, str]:
 
 def encode(
     graph: gs.Graph,
-    size: Size,
+    dims: dict[str, int],
     weights: Mapping[str, WeightEntry],
     ops: Ops,
     inner: Sequence[str] = (),
 ) -> bytes:
-    """The bucket's ONNX model (opset 23), serialised; equal inputs give equal bytes. The values
-    named in `inner` are additional outputs, after the graph's.
+    """The graph's ONNX model (opset 23), serialised; equal inputs give equal bytes. Dimensions that
+    are not in `dims` are free. The values named in `inner` are additional outputs, after the
+    graph's.
 
     Raises GraphError when an op's body does not parse or the model is not valid ONNX.
     """
     made = {t.name: t for node in graph.nodes for t in node.outputs}
     shown = [*graph.outputs, *(made[name] for name in inner)]
-    return _encoded(graph.nodes, graph.inputs, shown, size, weights, ops, WEIGHTS)
+    return _encoded(graph.nodes, graph.inputs, shown, dims, weights, ops, WEIGHTS)
 
 
 def encode_segments(
     graph: gs.Graph,
     size: Size,
+    dims: dict[str, int],
     weights: Mapping[str, WeightEntry],
     ops: Ops,
     inner: Sequence[str] = (),
 ) -> bytes:
-    """The bucket's payload where ranks share it: the graph cut at its collectives.
+    """The bucket's payload for ranks: the graph cut at its collectives; `dims` as for `encode`.
 
     A segment's outputs are the values that a later step reads, and those of the bucket's outputs
     and of `inner` that it computes. Raises GraphError as `encode` does.
@@ -178,7 +192,7 @@ def encode_segments(
             continue
         used = [*read.values()]
         name = weights_name(0)
-        model = _encoded(part, used, kept, size, weights, ops, name)
+        model = _encoded(part, used, kept, dims, weights, ops, name)
         names = tuple(t.name for t in used if t.name not in weights)
         assert all(n in known or n in passed or n in shown for n in names)
         steps.append(Segment(model, names, tuple(t.name for t in kept)))
@@ -200,30 +214,20 @@ def _encoded(
     nodes: Sequence[gs.Node],
     inputs: Iterable[gs.Tensor],
     outputs: Iterable[gs.Tensor],
-    size: Size,
+    dims: dict[str, int],
     weights: Mapping[str, WeightEntry],
     ops: Ops,
     file: str,
 ) -> bytes:
     """These nodes as an ONNX model with its weights in `file`."""
     functions = Functions(ops)
-    calls = [_node(node, size, ops, functions) for node in nodes]
-    given, shown = ([_value(spec_of(t).bind(size.dims)) for t in ts] for ts in (inputs, outputs))
-    body = helper.make_graph(calls, f"{size.family}_{size.rows}", given, shown)
+    calls = [_node(node, dims, ops, functions) for node in nodes]
+    given, shown = ([_value(spec_of(t).bind(dims)) for t in ts] for ts in (inputs, outputs))
+    body = helper.make_graph(calls, DOMAIN, given, shown)
     model = _model(body, functions.protos.values())
     _check(model)
     _attach_weights(model.graph, weights, file)
     return bytes(model.SerializeToString(deterministic=True))
-
-
-def held_bytes(weights: Iterable[TensorSpec], payload: bytes) -> int:
-    """Bytes that an open session of this model holds, without the weights file."""
-    return sum(map(f32_bytes, weights)) + NODES * len(payload)
-
-
-def f32_bytes(spec: TensorSpec) -> int:
-    """Bytes of a weight as f32."""
-    return AS_F32.get(spec.dtype, 0) * spec.nbytes
 
 
 def predicted_seconds(graph: FamilyGraph, size: Size, payload: bytes) -> float:
@@ -245,32 +249,12 @@ def predicted_seconds(graph: FamilyGraph, size: Size, payload: bytes) -> float:
     return total
 
 
-def passing_bytes(graph: FamilyGraph) -> int:
-    """Bytes that opening a session takes temporarily, in addition to what it then holds."""
-    found: dict[str, float] = {}
-    for node in graph.graph.nodes:
-        specs = [graph.weights[t.name].spec for t in node.inputs if t.name in graph.weights]
-        scales = {len(spec.shape) for spec in specs if spec.dtype is DType.F32}
-        for spec in specs:
-            by_block = spec.dtype is DType.F8E4M3 and len(spec.shape) in scales
-            times = BLOCKS if by_block or spec.dtype is DType.U8 else CAST
-            times += EXPERTS * (len(spec.shape) == 3)
-            found[spec.name] = times * f32_bytes(spec)
-    return int(sum(found.values()))
-
-
-def snapshot_bytes(graph: FamilyGraph) -> int:
-    """Bytes of the snapshots' rows, which an executor copies when it tests updates in place."""
-    infos = [StateInfo(*state) for state in graph.states]
-    return snapshot_rows(infos) * bytes_of(infos, SEQUENCE)
-
-
-def _node(node: gs.Node, size: Size, ops: Ops, functions: Functions) -> onnx.NodeProto:
+def _node(node: gs.Node, dims: dict[str, int], ops: Ops, functions: Functions) -> onnx.NodeProto:
     inputs, outputs = [t.name for t in node.inputs], [t.name for t in node.outputs]
     if node.domain != DOMAIN:
         return helper.make_node(node.op, inputs, outputs, name=node.name, **node.attrs)
     op = ops[node.op]
-    attrs, specs = attrs_of(node, op), tuple(spec_of(t).bind(size.dims) for t in node.inputs)
+    attrs, specs = attrs_of(node, op), tuple(spec_of(t).bind(dims) for t in node.inputs)
     name = functions.name(op.name, attrs, specs)
     call = helper.make_node(name, inputs, outputs, name=node.name, domain=DOMAIN)
     # Stores the op and its attributes as metadata, for spark-check: the body no longer has them.
@@ -331,4 +315,4 @@ def _external(entry: WeightEntry, file: str) -> onnx.TensorProto:
 
 
 def _value(spec: TensorSpec) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(spec.name, spec.dtype.onnx, spec.dims)
+    return helper.make_tensor_value_info(spec.name, spec.dtype.onnx, spec.shape)

@@ -66,9 +66,9 @@ class TrtBackend(OrtBackend):
         the engine, and a second copy of each updated state.
         """
         network, tail = split(graph.graph)
-        core = plain(encode(network, size, weights, self._ops))
+        core = plain(encode(network, size.dims, weights, self._ops))
         engine = compile_engine(self._trt, core, self.weights, f"{size.family} {size.rows}")
-        behind = encode(tail, size, weights, self._ops)
+        behind = encode(tail, size.dims, weights, self._ops)
         made = header(graph, size, self.executor, self._target)
         names = [t.name for t in network.outputs]
         payload = TrtPayload(engine, behind, tuple(names), self._trt.__version__).encode()

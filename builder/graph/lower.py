@@ -127,9 +127,9 @@ def _head_facts(model: Model, kv_width: int) -> HeadFacts:
     vocab, eos = model.config.vocab, model.config.eos_token_ids
     by_row = model.table[_logits_matrix(model)] is not Scheme.FP8_BLOCK
     ids = listed(vocab, model.checkpoint.path) if by_row else ()
-    own, block = kv_width, 0
+    own, block = kv_width if model.has_head else 0, 0
     if model.drafter is not None:
-        own, block = model.drafter.kv_token_width, model.drafter.block
+        own, block = own + model.drafter.kv_token_width, model.drafter.block
     return HeadFacts(own, _row_bytes(model), _has_nvfp4_mlps(model), eos, ids, block)
 
 

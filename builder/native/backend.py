@@ -41,8 +41,7 @@ class NativeBackend(Backend):
 
     `cubins` is the folder of compiled kernels; `.timings.json` next to it keeps measurements.
     Raises OptionError if timing was requested and the GPU is absent or another one. `choose` raises
-    it if an op has no tactic for the target, or an invariant build finds none that all buckets can
-    share.
+    it if an op has no tactic for the target, or an invariant build none for all buckets.
     """
 
     executor = NATIVE
@@ -86,7 +85,8 @@ class NativeBackend(Backend):
         )
 
     def compile(self, advance: Advance) -> None:
-        self._cubins = self._compile(program.jobs(self._decided.values()), advance)
+        jobs = program.jobs(self._decided.values())
+        self._cubins = program.compile_jobs(jobs, self._target, self._cache, self._workers, advance)
 
     def emit(self, graph: FamilyGraph, size: Size, weights: Mapping[str, WeightEntry]) -> Emitted:
         made = header(graph, size, self.executor, self._target.name)
@@ -156,9 +156,6 @@ class NativeBackend(Backend):
             self._early[bucket.size] = found
         return self._early[bucket.size]
 
-    def _compile(self, jobs: Sequence[nvrtc.Job], advance: Advance) -> program.Cubins:
-        return program.compile_jobs(jobs, self._target, self._cache, self._workers, advance)
-
     def _decide(
         self, graphs: Sequence[FamilyGraph], chooser: Chooser, start: Start | None = None
     ) -> dict[Size, program.BucketTactics]:
@@ -181,8 +178,7 @@ class NativeBackend(Backend):
         return decided
 
     def _times(self, requested: bool | None) -> bool:
-        """True if tactics are timed: as requested, or else if this machine has the target's
-        card."""
+        """True if tactics are timed: as requested, or where this machine has the target's card."""
         if not (timed_by_default(self._target) if requested is None else requested):
             return False
         present = gpu.present()

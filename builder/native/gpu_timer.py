@@ -37,6 +37,7 @@ PLACE = 256  # bytes: a boundary of the driver's allocations
 # memory, since the host holds the operands while they are made.
 SHARE = 0.8
 VERSION = Path("/proc/driver/nvidia/version")
+_sources = cache(sources)  # read once: what is timed is what was there first
 
 
 class GpuTimer:
@@ -367,12 +368,6 @@ def _texts(tactic: Tactic, plan: Plan) -> dict[str, str]:
     for name in {launch.source or tactic.source for launch in plan.launches}:
         found |= _sources(name)
     return found
-
-
-@cache
-def _sources(name: str) -> dict[str, str]:
-    """Read once: what is timed is what was there first."""
-    return sources(name)
 
 
 def this_machine() -> Machine:

@@ -96,7 +96,7 @@ class Timings:
         try:
             return _parse(json.loads(text))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            self.notes.append(f"{self._path} is damaged ({error!r}): tactics are timed again")
+            self.notes.append(f"{self._path} is not usable ({error!r}): tactics are timed again")
             return {}
 
 

@@ -97,7 +97,9 @@ def bucket_sizes(
     """
     rows = decode_rows(limits.max_seqs) if decode is None else (*decode, limits.max_seqs)
     tokens = DEFAULT_PREFILL if prefill is None else prefill
-    _check_decode(rows, limits.max_seqs)
+    most = limits.max_seqs
+    if not all(1 <= r <= most for r in rows):
+        raise OptionError(f"--decode {listed(rows)}: rows run from 1 to --max-seqs ({most})")
     _check_prefill(tokens)
     wanted = rounds(rows, limits.drafts) if verify is None else verify
     _check_verify(wanted, limits)
@@ -124,8 +126,8 @@ def rounds(rows: tuple[int, ...], drafts: int) -> Rounds:
 
 
 def cpu_rounds(rows: tuple[int, ...], drafts: int) -> Rounds:
-    """`drafts` for the fewest rows, and for the most up to CPU_VERIFY_ROWS. No more, since each
-    bucket is a session with its own copy of every matrix."""
+    """`drafts` for the fewest rows, and for the most up to CPU_VERIFY_ROWS. No other numbers of
+    drafts, since each is a session with its own copy of every matrix."""
     few = [r for r in rows if r <= CPU_VERIFY_ROWS]
     return tuple((r, drafts) for r in sorted({min(few), max(few)})) if few and drafts else ()
 
@@ -147,8 +149,7 @@ def fine_decode_rows(max_seqs: int) -> tuple[int, ...]:
 
 
 def finer_rows(max_seqs: int) -> tuple[int, ...]:
-    """Sizes that a build adds to `fine_decode_rows` if they pay: 3, 6, 12, and from 16 on the
-    quarters between a power of two and the next."""
+    """Sizes that are added if they pay: 3, 6, 12, and quarters between powers of two from 16."""
     quarters = [q << i for i in range(2, max_seqs.bit_length()) for q in (5, 6, 7)]
     wanted = {3, 6, 12, *quarters} - set(fine_decode_rows(max_seqs))
     return tuple(r for r in sorted(wanted) if r < max_seqs)
@@ -188,17 +189,12 @@ def _check_verify(wanted: Rounds, limits: Limits) -> None:
         raise OptionError(f"--verify {','.join(bad)}: drafts run from 1 to --drafts ({most})")
 
 
-def _check_decode(rows: tuple[int, ...], max_seqs: int) -> None:
-    if not all(1 <= r <= max_seqs for r in rows):
-        raise OptionError(f"--decode {_join(rows)}: rows run from 1 to --max-seqs ({max_seqs})")
-
-
 def _check_prefill(tokens: tuple[int, ...]) -> None:
     tile = PREFILL_TILE
     bad = [t for t in tokens if t < tile or t % tile]
     if bad or not tokens:
-        raise OptionError(f"--prefill {_join(tokens)}: give multiples of {tile}, e.g. 64,256")
+        raise OptionError(f"--prefill {listed(tokens)}: give multiples of {tile}, e.g. 64,256")
 
 
-def _join(sizes: tuple[int, ...]) -> str:
+def listed(sizes: tuple[int, ...]) -> str:
     return ",".join(map(str, sizes))

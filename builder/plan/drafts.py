@@ -42,7 +42,8 @@ class HeadFacts:
         eos: ids that end a text.
         listed: the shipped list of ids, where it is of this vocabulary and the head's rows can be
             taken one by one; else empty.
-        block: tokens of a block drafter's block; 0: it is the model's own head.
+        block: tokens of a block drafter's block, which is with the head or in its place; 0: there
+            is none.
     """
 
     kv_token_width: int

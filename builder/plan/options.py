@@ -74,7 +74,7 @@ class Options:
     drafts: int | None = None  # of a round at most, 0 for none
     draft_dtype: str = "auto"  # how the draft head is stored
     draft_vocab: Vocab = "auto"  # ids that it drafts from
-    drafter: str | None = None  # folder of a block drafter, in place of the head
+    drafter: str | None = None  # folder of a block drafter
     draft_suffix: int = 0  # fewest ids of a match from which text is drafted, 0 for none
     mlp_activations: str = "auto"  # of NVFP4 MLPs in prefill: bf16 as they are, or fp8
     activation: str = "auto"  # f32 on the CPU, bf16 on a GPU; bf16 on the CPU to check a GPU's

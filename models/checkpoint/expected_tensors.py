@@ -27,12 +27,16 @@ from spark_engine.models.checkpoint.tensor_list import (
 from spark_engine.tensors import DType
 
 SCALE = (DType.F32, DType.BF16, DType.F16)
-SCALAR: tuple[Shape, ...] = ((), (1,))
+SCALAR: tuple[Shape, ...] = ((), (1,), (1, 1))
 TEXT, MTP, VISION, OTHER = "text", "mtp", "vision", "other"
-# Names of tensors that no text needs: of a reward model's head, of audio, and what is computed.
+# Names of tensors that no text needs: of a reward model's head, of audio, what is computed, and
+# what rounds the products inside attention, which are exact here.
 ASIDE = ("score.", "v_head.", "audio_tower.", "model.audio_tower.", "model.audio_projector.")
 STACK_SCALE = "_scale_inv"  # of stacked experts in FP8 blocks, after the tensor's name
-COMPUTED = (".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq")
+COMPUTED = (
+    ".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq",
+    ".self_attn.q_scale", ".self_attn.prob_scale",
+)  # fmt: skip
 _NEED = {ValueKind.TIED_HEAD: "rare", ValueKind.CACHE_SCALE: "rare"}
 
 
@@ -166,7 +170,7 @@ def _unquantised(
         *stack, n, k = row.shape
         blocks = (*stack, -(-n // 128), -(-k // 128))
         yield Expected(name, (DType.F8E4M3,), (row.shape,), row, scheme=scheme)
-        yield Expected(f"{name}{STACK_SCALE}", SCALE[:2], (blocks,), row, scheme=scheme)
+        yield Expected(f"{name}{STACK_SCALE}", SCALE, (blocks,), row, scheme=scheme)
     else:
         raise CheckpointError(
             f"{scheme} experts in 3-D tensors are not read ({row.module}): give an export that "
@@ -209,7 +213,7 @@ def _projection(
         shapes: tuple[Shape, ...] = (blocks,)
         if dialect is Dialect.MODELOPT:
             shapes = ((blocks[0], 1, blocks[1], 1), blocks)
-        yield tensor(suffixes.block_scale, (DType.BF16, DType.F32), shapes)
+        yield tensor(suffixes.block_scale, (DType.BF16, DType.F32, DType.F16), shapes)
     elif scheme.group:
         _check_groups(linear, scheme.group)
         for suffix, dtypes, shape, need in _int4(n, k, scheme, dialect):
@@ -220,8 +224,8 @@ def _projection(
         need = calibrated if scheme is Scheme.NVFP4_A4 else unread
         yield tensor(suffixes.fp4_weight, (DType.U8,), ((n, k // 2),))
         yield tensor("weight_scale", (DType.F8E4M3,), ((n, k // 16),))
-        yield tensor(suffixes.fp4_global, (DType.F32,), SCALAR)
-        yield tensor(suffixes.fp4_input, (DType.F32,), SCALAR, need)
+        yield tensor(suffixes.fp4_global, SCALE, SCALAR)
+        yield tensor(suffixes.fp4_input, SCALE, SCALAR, need)
 
 
 def _check_groups(linear: Linear, size: int) -> None:

@@ -168,6 +168,8 @@ def read_json(file: Path, required: bool) -> dict[str, Any]:
             engine = (file.parent / "manifest.json").is_file()
             run = f"that is an engine already: run it with `spark-run {file.parent}`"
             give = "give a Hugging Face checkpoint folder"
+            if cached := sorted(file.parent.glob(f"snapshots/*/{file.name}")):
+                give = f"give {cached[0].parent}"  # of the hub's cache
             fail(file.name, f"missing from {file.parent}", run if engine else give)
         return {}
     if (size := file.stat().st_size) > MOST_JSON:

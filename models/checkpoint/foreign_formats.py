@@ -48,6 +48,8 @@ def method(row: Json) -> str:
 
 def group(weights: Json, inputs: Json | None) -> str:
     """The format of a group of compressed-tensors."""
+    if not weights:
+        return f"a group without weights, with {side(inputs)} inputs,"
     bits = weights.get("num_bits")
     kind, size = weights.get("type"), weights.get("group_size")
     if kind == "float" and size == 32:

@@ -90,7 +90,7 @@ def awq(row: Json, where: str) -> Declared:
     version = str(row.get("version") or "gemm").lower()
     if version != "gemm":
         _refuse(where, "AWQ", f"version is {version!r}, not 'gemm'")
-    skipped = row.get("modules_to_not_convert") or ()
+    skipped = _flat(row.get("modules_to_not_convert"))
     sizes = {"bits": row.get("w_bit"), "group_size": row.get("q_group_size")}
     whole = {**{k: v for k, v in sizes.items() if v is not None}, **row}
 
@@ -122,7 +122,7 @@ def _scheme(row: Json, where: str, kind: str, symmetric: bool = False) -> Scheme
     found = INT4.get((size, symmetric))
     if bits != 4 or found is None or data != "int" or act < 16:
         rest = f", data_type {data!r}, act_bits {act}" if data != "int" or act < 16 else ""
-        _refuse(where, kind, f"bits {bits}, group_size {size}{rest}")
+        _refuse(where, kind, f"bits {bits!r}, group_size {size!r}{rest}")
     return found
 
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from spark_engine.errors import CheckpointError
+from spark_engine.hints import INSTEAD
 from spark_engine.interface import BLOCK_DRAFTER
 from spark_engine.models.checkpoint.tensor_list import Row, Slice, ValueKind, linears, of_kind
 
@@ -89,6 +90,8 @@ class Layout:
                 above = any(name.startswith(_ABOVE + HEAD) for name in known)
                 head = _ABOVE if above else ""
                 return cls(prefix, fused, before or "", stacked, slices, visual, head)
+        if stored := min((n for n in known if f"{embedding.module}." in n), default=""):
+            raise CheckpointError(f"a quantised embedding is not read ({stored}); {INSTEAD}")
         raise CheckpointError(
             f"no {embedding.name} under {' or '.join(SPELLINGS)}: the files hold no text model, "
             "or name its tensors otherwise; give a checkpoint as transformers saves it"

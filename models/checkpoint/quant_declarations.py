@@ -107,13 +107,15 @@ def _mixed(inner: Json, where: str) -> dict[str, Scheme]:
 
 
 def _algorithm(name: object, entry: Json, where: str) -> Scheme:
+    if name is None:  # an export that quantises the cache alone
+        return Scheme.PLAIN
     scheme = ALGORITHMS.get(str(name))
     if scheme is None:
         raise foreign_formats.refused(f"modelopt {name}", where, "quant_algo")
     size = entry.get("group_size")
     if size not in (None, _GROUPS.get(scheme, size)):
         raise CheckpointError(
-            f"{where}: group_size is {size!r}; {name} has groups of {_GROUPS[scheme]}"
+            f"{name}: group_size is {size!r}, not {_GROUPS[scheme]} ({where}); {INSTEAD}"
         )
     return scheme
 
@@ -147,6 +149,8 @@ def _compressed(row: Json, where: str) -> Declared:
         raise CheckpointError(f"{where}: compressed-tensors without config_groups; {INSTEAD}")
     if (sparse := (row.get("sparsity_config") or {}).get("format") or "dense") != "dense":
         raise foreign_formats.refused("sparsity", where, f"sparsity_config: format {sparse!r}")
+    if "marlin" in (form := str(row.get("format"))) or "24" in form:
+        raise foreign_formats.refused(f"{form[:40]} packing", where, f"format {form!r}")
     if turns := (row.get("transform_config") or {}).get("config_groups"):
         value = f"transform_config: {', '.join(turns)}"
         raise foreign_formats.refused("a Hadamard transform", where, value)

@@ -23,7 +23,7 @@ _NETWORK, _APART = (
         "hc mhc hyper streams? residuals? loops? looped recursion ple ngrams? engram embeds? "
         "embeddings? vocab positions? rope nope rotary yarn alibi norms? layernorm rmsnorm eps "
         "bias act activation softcap softcapping scales? scaling multiplier factor altup laurel "
-        "skip",
+        "skip logits? softmax cap caps limits? clamp clip swiglu swish",
         "train training epochs? batch samples? params? images? videos? audio vision labels? beams? "
         "version dataset devices? gpus? workers? grad gradient optim optimizer learning warmup "
         "seed dropout loss coef jitter init dtype implementation impl flash sdpa backend parallel "

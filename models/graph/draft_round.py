@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.interface import drafts_of, id_state
+from spark_engine.interface import drafts_by_block, drafts_of, id_state
 from spark_engine.models.checkpoint.tensor_list import Linear
 from spark_engine.models.graph.block_drafter import BlockDrafter
 from spark_engine.models.graph.decoder import SAMPLED, Decoder, sampling_attrs, sampling_tables
@@ -26,16 +26,20 @@ PAGES = ("k_pages", "v_pages")
 
 @dataclass(frozen=True)
 class DraftRound:
-    """The network with its draft head, if it has one. `shortlist`: the ids that the head may draft;
-    None: all ids."""
+    """The network with its draft head and its block drafter, if it has them. `shortlist`: the ids
+    that these may draft; None: all ids."""
 
     network: Decoder
-    head: DraftHead | BlockDrafter | None
+    head: DraftHead | None
+    drafter: BlockDrafter | None
     shortlist: tuple[int, ...] | None
 
     def write(self, w: Writer, debug: bool) -> None:
         """Writes decode, which neither verifies nor drafts, and `verify_k{k}`."""
         drafts = drafts_of(w.family)
+        by_block = not self.head or drafts_by_block(drafts, w.limits.drafts)
+        drafter = self.drafter if drafts and by_block else None
+        head = self.head if drafts and not drafter else None
         step = [w[n] for n in ("slots", "starts", "counts")]
         known = [w[n] for n in ("token_ids", "last_tokens", "drafts", "positions")]
         names = ["ids", "row_starts", "certain"]
@@ -52,27 +56,27 @@ class DraftRound:
             w.output(tensor)
         state = w["drafts"]
         with w.over([w["slots"], starts, accepted]):
-            if isinstance(self.head, BlockDrafter):
-                self.head.fill(w)
-            elif self.head:
-                x, pages = self._fill(w, self.head, sampled[0], hidden, last=not drafts)
-        if drafts and isinstance(self.head, BlockDrafter):
-            state = self._draft_block(w, self.head, ids, accepted, debug)
-        elif drafts and isinstance(self.head, DraftHead):
+            if self.drafter:
+                self.drafter.fill(w)
+            if self.head:
+                x, pages = self._fill(w, self.head, sampled[0], hidden, last=not head)
+        if drafter:
+            state = self._draft_block(w, drafter, ids, accepted, debug)
+        elif head:
             x = w.one("last_rows", [x, accepted], "draft.last", tile=w.tile)
-            state = self._draft(w, self.head, x, pages, [draft_starts, certain], debug)
+            state = self._draft(w, head, x, pages, [draft_starts, certain], debug)
         if w.limits.suffix:
             with w.over([w["slots"], starts, accepted]):
-                w.output(_match(w, ids, state, drafts if self.head else 0))
+                w.output(_match(w, ids, state, drafts if drafter or head else 0))
 
     def write_prefill(self, w: Writer, debug: bool) -> None:
         """Writes prefill as without drafts, then the draft head over every token."""
         x = self.network.write(w, debug)
         if w.limits.suffix:
             _store_ids(w, w["token_ids"])
-        if isinstance(self.head, BlockDrafter):
-            self.head.fill(w)
-        if not isinstance(self.head, DraftHead):
+        if self.drafter:
+            self.drafter.fill(w)
+        if not self.head:
             return
         hidden = self.network.normed(w, x, "hidden")
         if debug:
@@ -107,7 +111,7 @@ class DraftRound:
             last = i == drafts - 1
             with w.over([w["slots"], starts, counts], tile=1, scope=f"draft.{i}."):
                 y, pages = head.step(w, x, pages, _updates(states, last))
-                logits = self._logits(w, head, y, debug)
+                logits = self._logits(w, y, whole=debug)  # a debug output has all ids
                 if debug:
                     w.output(y)
                     w.output(logits)
@@ -128,7 +132,7 @@ class DraftRound:
         """The state with the next round's drafts, made in one pass."""
 
         def logits(z: gs.Variable) -> tuple[gs.Variable, list[gs.Variable]]:
-            made = self._logits(w, drafter, z, debug)
+            made = self._logits(w, z, whole=True)
             if debug:
                 w.output(z)
                 w.output(made)
@@ -137,18 +141,16 @@ class DraftRound:
         embedding = self.network.embedded(w)
         return drafter.draft(w, ids, accepted, embedding, logits, last=not w.limits.suffix)
 
-    def _logits(
-        self, w: Writer, own: DraftHead | BlockDrafter, y: gs.Variable, debug: bool
-    ) -> gs.Variable:
-        """f32 [rows, V], or of the ids that may be drafted, or of those that a rank has."""
+    def _logits(self, w: Writer, y: gs.Variable, whole: bool) -> gs.Variable:
+        """f32 [rows, V], or of the ids that may be drafted; or unless `whole`, of those that a rank
+        has."""
         if self.shortlist is None:
-            # A debug output has all ids, also with ranks.
-            make = self.network.all_logits if debug else self.network.logits
+            make = self.network.all_logits if whole else self.network.logits
             return make(w, y, "logits")
         head = self.network.head
         name = head.module if isinstance(head, Linear) else self.network.embedding.module
         rows = head_rows(w.model, name, self.shortlist)
-        return w.multiply(y, f"{own.name}.head", rows, DType.F32.value, "logits")
+        return w.multiply(y, f"{self._owner}.head", rows, DType.F32.value, "logits")
 
     def _token(
         self, w: Writer, logits: gs.Variable, state: gs.Variable, index: int, last: bool
@@ -165,9 +167,15 @@ class DraftRound:
         return w.op("draft_token", [logits, *ids, state, *w.rows], outputs, **attrs)
 
     def _shortlist(self, w: Writer) -> gs.Variable:
-        assert self.head
         ids = constant(self.shortlist or (), DType.I32)
-        return w.weight(f"{self.head.name}.shortlist", ids)
+        return w.weight(f"{self._owner}.shortlist", ids)
+
+    @property
+    def _owner(self) -> str:
+        """The name under which head and drafter share the rows of the shortlist."""
+        owner = self.head or self.drafter
+        assert owner
+        return owner.name
 
 
 def _store_ids(w: Writer, ids: gs.Variable) -> gs.Variable:

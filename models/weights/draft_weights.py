@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from spark_engine.errors import CheckpointError, OptionError
+from spark_engine.interface import BLOCK_DRAFTER
 from spark_engine.models.checkpoint.expected_tensors import MTP
 from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.checkpoint.tensor_list import linears
@@ -26,11 +27,13 @@ def with_draft_dtype(model: Model, dtype: str) -> Model:
     return replace(model, table=model.table.quantising(SCHEMES[dtype]))
 
 
-def head_fault(model: Model) -> str:
-    """Why the values of the head's tensors cannot be used; "" if they can."""
+def head_fault(model: Model, block: bool = False) -> str:
+    """Why the values of the head's tensors, or those of a block drafter, cannot be used; "" if they
+    can."""
     checkpoint = model.checkpoint
     assert checkpoint is not None
-    stored = [e for e in model.expected.values() if e.part == MTP and e.name in checkpoint.tensors]
+    drafts = [e for e in model.expected.values() if e.part == MTP and e.name in checkpoint.tensors]
+    stored = [e for e in drafts if e.name.startswith(BLOCK_DRAFTER) == block]
     try:
         for name in (e.name for e in stored if checkpoint.maps):  # drawn ones are sound
             check_finite(name, checkpoint.read(name))

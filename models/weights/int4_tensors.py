@@ -49,7 +49,8 @@ def projection_parts(model: Model, module: str, scheme: Scheme) -> dict[str, Rec
     if model.has(f"{module}.{order}"):
         codes = recipes.checked(codes, read(order), _InOrder(f"{module}.{order}", scheme.group))
     widen = _Groups(dialect is not Dialect.COMPRESSED, scheme.group // INT4_GROUP)
-    scales = made(recipes.cast(recipes.signed_scale(read(scale))), DType.F32, wide, widen)
+    stored = recipes.verified(read(scale), "signed_scale")
+    scales = made(recipes.cast(stored), DType.F32, wide, widen)
     if scheme.symmetric:
         zeros = made(scales, DType.F32, wide, _eights)
     else:

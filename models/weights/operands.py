@@ -6,6 +6,7 @@ scales multiply, and are repeated to one per row. Knows no graph.
 modelopt globals multiply, compressed-tensors globals divide (their reciprocals are stored).
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -47,8 +48,7 @@ class Projection:
 
 
 def projection(model: Model, module: str, scheme: Scheme) -> Projection:
-    """The recipes of one module, named without prefix; a plain matrix is quantised here if its
-    scheme requires it.
+    """The recipes of a module, named without prefix; quantised here if its scheme asks for it.
 
     fp8, fp8_channel: weight_scale f32 [N]. fp8_block: weight_scale f32 [⌈N/128⌉, ⌈K/128⌉]. nvfp4:
     weight_scale f8 [N, K/16], w_scale2 f32 [N]; nvfp4_a4: alpha f32 [N] in place of w_scale2. int4:
@@ -61,8 +61,7 @@ def projection(model: Model, module: str, scheme: Scheme) -> Projection:
 
 
 def takes_fp8(model: Model, module: str) -> bool:
-    """Whether the module is of a dense NVFP4 MLP, not the draft head's, and of a size that kernels
-    take: its input may be FP8."""
+    """Whether the input may be FP8: of a dense NVFP4 MLP, not the head's, and of a fit size."""
     c = model.config
     columns = (c.intermediate or 0) // model.shards.ranks if "down_proj" in module else c.hidden
     dense = ".mlp." in module and c.moe is None and columns % A8_COLUMNS == 0
@@ -76,8 +75,7 @@ def quantised(weight: Recipe, scheme: Scheme) -> Projection:
 
 
 def _share(model: Model, name: str, whole: Projection) -> Projection:
-    """A rank's share of a matrix that is quantised as a whole, so that scales do not depend on
-    ranks."""
+    """A rank's share of a matrix quantised as a whole, so that scales are the same."""
     scales = {suffix: model.shards.cut(name, scale) for suffix, scale in whole.scales.items()}
     return replace(whole, weight=model.shards.cut(name, whole.weight), scales=scales)
 
@@ -92,15 +90,15 @@ def _fp8(model: Model, module: str) -> Projection:
 
 
 def _fp8_channel(model: Model, module: str) -> Projection:
-    weight = recipes.codes(model.source(f"{module}.weight"))
+    weight = recipes.verified(model.source(f"{module}.weight"), "codes")
     scale = _per_row(model.source(f"{module}.weight_scale"), weight.shape[0])
     return Projection(Scheme.FP8_CHANNEL, weight, {"weight_scale": scale})
 
 
 def _fp8_block(model: Model, module: str) -> Projection:
     suffix = SUFFIXES[model.table.dialect_of(module)].block_scale
-    scale = recipes.cast(recipes.part_scale(model.source(f"{module}.{suffix}")))
-    weight = recipes.codes(model.source(f"{module}.weight"))
+    scale = recipes.cast(recipes.verified(model.source(f"{module}.{suffix}"), "part_scale"))
+    weight = recipes.verified(model.source(f"{module}.weight"), "codes")
     return Projection(Scheme.FP8_BLOCK, weight, {"weight_scale": scale})
 
 
@@ -128,7 +126,7 @@ def _fp4_tensors(
         return recipes.reciprocal(stored) if dialect is Dialect.COMPRESSED else stored
 
     packed = model.source(f"{module}.{suffixes.fp4_weight}")
-    block = recipes.part_scale(model.source(f"{module}.weight_scale"))
+    block = recipes.verified(model.source(f"{module}.weight_scale"), "part_scale")
     scale2 = multiplier(suffixes.fp4_global)
     return packed, block, scale2, multiplier(suffixes.fp4_input) if reads_input else scale2
 
@@ -140,14 +138,14 @@ def _int4(model: Model, module: str, scheme: Scheme) -> Projection:
 
 def scalar(model: Model, name: str) -> Recipe:
     """f32 []: a stored scale of a whole tensor."""
-    return recipes.reshape(recipes.cast(recipes.whole_scale(model.source(name))), ())
+    return recipes.reshape(recipes.cast(recipes.verified(model.source(name), "whole_scale")), ())
 
 
 def _per_row(scale: Recipe, rows: int) -> Recipe:
     """f32 [rows] from one scale for all, or from one for each row."""
-    if scale.shape in ((), (1,)) and rows != 1:
-        return recipes.repeat(recipes.cast(recipes.whole_scale(scale)), rows)
-    return recipes.reshape(recipes.cast(recipes.part_scale(scale)), (rows,))
+    if math.prod(scale.shape) == 1 and rows != 1:
+        return recipes.repeat(recipes.cast(recipes.verified(scale, "whole_scale")), rows)
+    return recipes.reshape(recipes.cast(recipes.verified(scale, "part_scale")), (rows,))
 
 
 _READERS: Mapping[Scheme, Callable[[Model, str], Projection]] = {
@@ -194,7 +192,8 @@ def _input_scale(model: Model, module: str, scheme: Scheme) -> Recipe:
     name = f"{module}.{SUFFIXES[dialect].fp4_input if fp4 else 'input_scale'}"
     if not model.has(name):
         return recipes.constant(0.0)
-    stored = recipes.reshape(recipes.cast(recipes.input_scale(model.source(name))), ())
+    found = recipes.verified(model.source(name), "input_scale")
+    stored = recipes.reshape(recipes.cast(found), ())
     return recipes.reciprocal(stored) if fp4 and dialect is Dialect.COMPRESSED else stored
 
 
@@ -204,13 +203,13 @@ def _stacked(model: Model, stacks: Mapping[str, Tensor], scheme: Scheme) -> dict
     for name, stacked in stacks.items():
         whole = model.whole(stacked.name)
         if scheme is Scheme.PLAIN:
-            p = Projection(scheme, whole)
+            p = Projection(scheme, recipes.verified(whole, "finite"))
         elif whole.dtype in PLAIN:
             p = quantised(whole, scheme)
         else:
-            scale = recipes.part_scale(model.whole(f"{stacked.name}{STACK_SCALE}"))
+            scale = recipes.verified(model.whole(f"{stacked.name}{STACK_SCALE}"), "part_scale")
             scales = {"weight_scale": recipes.cast(scale)}
-            p = Projection(scheme, recipes.codes(whole), scales)
+            p = Projection(scheme, recipes.verified(whole, "codes"), scales)
         p = _share(model, stacked.name, p)
         out |= _named(name, p)
     return out

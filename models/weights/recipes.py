@@ -10,17 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from spark_engine.errors import CheckpointError, GraphError
+from spark_engine.models.checkpoint.tensor_list import PLAIN
 from spark_engine.models.weights import value_checks
 from spark_engine.tensors import Array, DType, TensorSpec
 
 ROUND = "to_bf16"  # the op of a recipe
 Ranges = tuple[tuple[int, int], ...]
+Verified = Literal["finite", "codes", "whole_scale", "input_scale", "part_scale", "signed_scale"]
 
 
 class Reads(Protocol):
@@ -88,7 +90,6 @@ class Weight:
     recipe: Recipe
 
     def evaluate(self, checkpoint: Reads) -> Array:
-        """The array of `spec`'s dtype and shape."""
         return self.recipe.evaluate(checkpoint)
 
 
@@ -106,12 +107,10 @@ class _Rows:
 
 
 def weight(name: str, recipe: Recipe) -> Weight:
-    """A weight with its recipe's spec."""
     return Weight(TensorSpec(name, recipe.dtype, recipe.shape), recipe)
 
 
 def source(name: str, dtype: DType, shape: Sequence[int]) -> Recipe:
-    """A tensor of the file, unchanged."""
     return Recipe("source", dtype, tuple(shape), source=name)
 
 
@@ -132,29 +131,14 @@ def cast(x: Recipe, dtype: DType = DType.F32) -> Recipe:
     return x if x.dtype is dtype else Recipe("cast", dtype, x.shape, (x,))
 
 
-def codes(x: Recipe) -> Recipe:
-    """FP8 codes of the file, refused where one is NaN (`value_checks.py`, as the two below)."""
-    return Recipe("codes", x.dtype, x.shape, (x,))
+def verified(x: Recipe, what: Verified) -> Recipe:
+    """Values of the file, refused (`value_checks.py`) if they are no `what`.
 
-
-def whole_scale(x: Recipe) -> Recipe:
-    """A tensor's own scale in the file, refused unless it is finite and above 0."""
-    return Recipe("whole_scale", x.dtype, x.shape, (x,))
-
-
-def input_scale(x: Recipe) -> Recipe:
-    """The scale of an expert's input in the file, refused if it is negative or NaN."""
-    return Recipe("input_scale", x.dtype, x.shape, (x,))
-
-
-def part_scale(x: Recipe) -> Recipe:
-    """Scales of rows, blocks or groups in the file, refused unless finite and 0 or above."""
-    return Recipe("part_scale", x.dtype, x.shape, (x,))
-
-
-def signed_scale(x: Recipe) -> Recipe:
-    """Scales of groups in the file, of any sign, refused unless finite."""
-    return Recipe("signed_scale", x.dtype, x.shape, (x,))
+    Plain numbers: finite. FP8 codes: none NaN. A whole tensor's scale: finite and above 0. An
+    expert's input scale: 0 or above. Scales of parts (rows, blocks, groups): finite and 0 or above;
+    signed ones: finite.
+    """
+    return Recipe(what, x.dtype, x.shape, (x,))
 
 
 def checked(x: Recipe, other: Recipe, check: Callable[[Array], None]) -> Recipe:
@@ -207,8 +191,9 @@ def repeat(x: Recipe, rows: int) -> Recipe:
 
 
 def concat0(parts: Sequence[Recipe]) -> Recipe:
-    """Concatenation along axis 0 of parts that agree in dtype and other dimensions."""
-    first = parts[0]
+    """Concatenation along axis 0 of parts that agree in other dimensions, and in dtype unless all
+    are plain."""
+    first, *_ = parts = _alike(parts)
     if any(p.dtype is not first.dtype or p.shape[1:] != first.shape[1:] for p in parts):
         raise GraphError(f"cannot concatenate {[(str(p.dtype), p.shape) for p in parts]}")
     rows = sum(p.shape[0] for p in parts)
@@ -216,8 +201,8 @@ def concat0(parts: Sequence[Recipe]) -> Recipe:
 
 
 def stack(parts: Sequence[Recipe]) -> Recipe:
-    """Parts of one dtype and shape along a new axis 0."""
-    first = _same(parts)
+    """Parts of one shape, and of one dtype unless all are plain, along a new axis 0."""
+    first = _same(parts := _alike(parts))
     return Recipe("stack", first.dtype, (len(parts), *first.shape), tuple(parts))
 
 
@@ -233,10 +218,6 @@ def part(x: Recipe, shape: tuple[int, ...], function: Callable[[Array], Array]) 
 
 def append_expert(experts: Recipe, one: Recipe) -> Recipe:
     """[E, ...] and one more [...] -> [E+1, ...]."""
-    if one.shape != experts.shape[1:] or one.dtype is not experts.dtype:
-        raise GraphError(
-            f"cannot append {one.dtype} {one.shape} to {experts.dtype} {experts.shape}"
-        )
     return concat0([experts, reshape(one, (1, *one.shape))])
 
 
@@ -245,6 +226,12 @@ def leaf(recipe: Recipe) -> Recipe:
     while recipe.args:
         recipe = recipe.args[0]
     return recipe
+
+
+def _alike(parts: Sequence[Recipe]) -> Sequence[Recipe]:
+    """Plain parts of several dtypes as f32, which has all their values."""
+    dtypes = {p.dtype for p in parts}
+    return [cast(p) for p in parts] if len(dtypes) > 1 and dtypes <= {*PLAIN} else parts
 
 
 def _same(parts: Sequence[Recipe]) -> Recipe:
@@ -292,6 +279,7 @@ def _transform(recipe: Recipe, value: Array) -> Array:
 
 _CHECKS = {
     "codes": value_checks.check_codes,
+    "finite": value_checks.check_finite,
     "whole_scale": value_checks.check_whole,
     "part_scale": value_checks.check_part,
     "input_scale": value_checks.check_input,

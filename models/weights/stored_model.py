@@ -15,8 +15,9 @@ from typing import Any
 from spark_engine.models.checkpoint.expected_tensors import Expected
 from spark_engine.models.checkpoint.files import Checkpoint
 from spark_engine.models.checkpoint.layout import Layout
+from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable
-from spark_engine.models.checkpoint.tensor_list import Linear, Row, ValueKind
+from spark_engine.models.checkpoint.tensor_list import Linear, Row, Tensor, ValueKind
 from spark_engine.models.config.drafter_config import DrafterConfig
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.weights import recipes
@@ -41,7 +42,7 @@ class Model:
         draft_note: the reason why there is no draft head; "" if there is one.
         vision_note: the reason why there is no vision tower; "" if there is one.
         vision: how images are resized and what tokens they have; None without a tower.
-        drafter: a block drafter in place of the draft head; its tensors are among the others.
+        drafter: a block drafter, if one was opened too; its tensors are among the others.
         checkpoint: the open files; None if only the configs are present.
         generation: generation_config.json; {} where absent.
         shards: how ranks share the tensors; then `config` has the sizes of one rank, and all other
@@ -66,6 +67,11 @@ class Model:
     @property
     def has_drafts(self) -> bool:
         """True if graphs with drafts can be written."""
+        return self.has_head or self.drafter is not None
+
+    @property
+    def has_head(self) -> bool:
+        """True if there is a draft head."""
         return not self.draft_note
 
     @property
@@ -83,8 +89,13 @@ class Model:
         return replace(self, shards=Shards())
 
     def source(self, name: str) -> recipes.Recipe:
-        """The recipe that reads a tensor, named without prefix: rank 0's share of it."""
-        return self.shards.cut(name, self.whole(name))
+        """The recipe that reads a tensor, named without prefix: rank 0's share of it, and refused
+        if it is plain and not finite."""
+        share = self.shards.cut(name, self.whole(name))
+        known = self.expected.get(self.layout.file_name(name))
+        if known is None or known.scheme is not Scheme.PLAIN or _is_scale(known.row):
+            return share
+        return recipes.verified(share, "finite")
 
     def whole(self, name: str) -> recipes.Recipe:
         """The recipe that reads all of a tensor. Of a slice it reads the rows, and the scales that
@@ -115,6 +126,10 @@ class Model:
         """The number of tensors of the file for each module of the quantisation table."""
         rows = (self.expected[name].row for name in self.tensors if name in self.expected)
         return Counter(r.table_key if isinstance(r, Linear) else r.module for r in rows)
+
+
+def _is_scale(row: Row) -> bool:
+    return isinstance(row, Tensor) and row.kind is ValueKind.CACHE_SCALE
 
 
 def _elements(row: Row) -> int:

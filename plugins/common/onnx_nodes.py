@@ -61,6 +61,15 @@ class Text:
         """`value` as int64."""
         return self.cast(value, DType.I64)
 
+    def length(self, value: str) -> str:
+        """int64 [1]: the first dimension. Bodies ask for it where a launch's rows count: they are
+        the same for every bucket of a family."""
+        return self("Shape", value, start=0, end=1)
+
+    def indices(self, value: str) -> str:
+        """int64 [n]: 0, 1, 2, … along the first dimension."""
+        return self("Range", 0, self("Squeeze", self.length(value), [0]), 1)
+
     def graph(
         self, inputs: int, build: Callable[..., Sequence[str]], types: Sequence[str] = ()
     ) -> Graph:

@@ -38,7 +38,8 @@ def _counts(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
     return np.full(dims, launch.tile, np.int32)
 
 
-def _tokens(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
+def tokens(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
+    """Ids of any tokens."""
     return np.asarray(rng.integers(0, 1000, dims), np.int32)
 
 
@@ -52,15 +53,14 @@ SLOTS = Operand("slots", Role.STEP, "i32[rows]", fill=_slots)
 STARTS = Operand("starts", Role.STEP, "i32[rows]", fill=_starts)
 COUNTS = Operand("counts", Role.STEP, "i32[rows]", fill=_counts)
 ROWS = (SLOTS, STARTS, COUNTS)
-# What is added to a position before it turns a query or key: in prefill three numbers a token, else
-# one a row.
+# Added to a position before it turns a query or key: three numbers a token in prefill, else one.
 ROPE_OFFSETS = Operand("rope_offsets", Role.STEP, "i32[rows,turns]", fill=constant(0))
 # Of ops over recurrent states: the row of the state from which a prompt's first tile begins, and
 # the further row to which a tile writes it.
 _PREFILL = When("tile", (PREFILL_TILE,))
 SOURCES = Operand("sources", Role.STEP, "i32[rows]", _PREFILL, fill=_slots)
 SAVES = Operand("saves", Role.STEP, "i32[rows]", _PREFILL, fill=constant(-1))
-TOKEN_IDS = Operand("token_ids", Role.STEP, "i32[tokens]", fill=_tokens)
+TOKEN_IDS = Operand("token_ids", Role.STEP, "i32[tokens]", fill=tokens)
 LAST_TOKENS = Operand("last_tokens", Role.STATE, "i32[S+1]")
 # Of engines that read images: an id V + r means row r of it. Its last row is scratch.
 IMAGE_ROWS = Operand("image_rows", Role.STATE, "A[I+1,H]", optional=True)

@@ -11,6 +11,8 @@ import numpy as np
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.tensors import Array
 
+END = np.iinfo(np.int64).max  # of a slice
+
 
 def continues(slots: Array, row: int) -> bool:
     """True if tile `row` continues tile `row - 1` of the same launch."""
@@ -60,10 +62,10 @@ def read_rows(f: Text, slots: str, starts: str, counts: str) -> Rows:
     return Rows(slot, start, count, live, f("Equal", start, 0), slot)
 
 
-def read_tiles(f: Text, count: int) -> Rows:
+def read_tiles(f: Text) -> Rows:
     """The step inputs of a prefill's ops over recurrent states."""
     rows = read_rows(f, "slots", "starts", "counts")
-    own = f("Or", rows.fresh, continuing(f, rows, count))
+    own = f("Or", rows.fresh, continuing(f, rows))
     sources = f("Where", own, rows.slots, f.long("sources"))
     return replace(rows, sources=sources, saves=f("Where", rows.live, f.long("saves"), -1))
 
@@ -78,21 +80,21 @@ def positions(f: Text, rows: Rows, tile: int) -> str:
     return f("Add", f("Unsqueeze", rows.starts, [1]), np.arange(tile)[None])
 
 
-def continuing(f: Text, rows: Rows, count: int) -> str:
+def continuing(f: Text, rows: Rows) -> str:
     """bool [rows]: the tile continues the one before it."""
-    before = f("Concat", [-1], f("Slice", rows.slots, [0], [count - 1], [0]), axis=0)
+    before = f("Concat", [-1], f("Slice", rows.slots, [0], [-1], [0]), axis=0)
     return f("And", rows.live, f("Equal", before, rows.slots))
 
 
-def final_slots(f: Text, rows: Rows, count: int) -> str:
+def final_slots(f: Text, rows: Rows) -> str:
     """int64 [rows]: the slot, if the tile is its sequence's last in the launch; else −1."""
-    after = f("Concat", f("Slice", rows.slots, [1], [count], [0]), [-1], axis=0)
+    after = f("Concat", f("Slice", rows.slots, [1], [END], [0]), [-1], axis=0)
     return f("Where", f("Equal", after, rows.slots), -1, rows.slots)
 
 
-def store_tiles(f: Text, rows: Rows, count: int, state: str, new: str, out: str) -> None:
+def store_tiles(f: Text, rows: Rows, state: str, new: str, out: str) -> None:
     """`state` with `new` [rows, …] in the rows of last tiles' slots and of tiles' `saves`."""
-    where = over(f, f("Concat", final_slots(f, rows, count), rows.saves, axis=0), [1])
+    where = over(f, f("Concat", final_slots(f, rows), rows.saves, axis=0), [1])
     f("ScatterND", state, where, f("Concat", new, new, axis=0), out=out)
 
 
@@ -101,16 +103,16 @@ def over(f: Text, flags: str, axes: list[int]) -> str:
     return f("Unsqueeze", flags, axes)
 
 
-def expand_rows(f: Text, tile: int, n: int) -> tuple[Rows, int]:
-    """(a row for each token of `n` rows, their number); tokens beyond a row's count are inert."""
+def expand_rows(f: Text, tile: int) -> Rows:
+    """A row for each token; tokens beyond a row's count are inert."""
     rows = read_rows(f, "slots", "starts", "counts")
     if tile == 1:
-        return rows, n
+        return rows
     valid = valid_tokens(f, rows, tile)
     slot = f("Where", valid, over(f, rows.slots, [1]), -1)
     start = f("Where", valid, positions(f, rows, tile), 0)
     slot, start, count, live = (f("Reshape", x, [-1]) for x in (slot, start, f.long(valid), valid))
-    return Rows(slot, start, count, live, f("Equal", start, 0)), n * tile
+    return Rows(slot, start, count, live, f("Equal", start, 0))
 
 
 def page_ids(f: Text, rows: Rows, pages: int) -> str:

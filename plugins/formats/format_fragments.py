@@ -3,7 +3,7 @@
 Knows no op. onnxruntime's CPU provider casts between f32 and e4m3 and reshapes e4m3, nothing
 else, so everything is computed in f32 and cast last. What depends on weights alone is folded
 to constants when a session is loaded: a weight always ends as the constant 2-D right operand
-of one MatMul, for which onnxruntime gives a row the same bits whatever the other rows are.
+of one product, for which onnxruntime gives a row the same bits whatever the other rows are.
 """
 
 from collections.abc import Sequence
@@ -89,9 +89,9 @@ def nvfp4_quantise(
 
 def nvfp4_decode(f: Text, packed: str, scale: str, width: int) -> str:
     """u8 [rows, width/2], f32 block scales [rows, width/16] -> f32 code·scale [rows, width]."""
-    values = f("Gather", NIBBLES, f.cast(packed, DType.I32), axis=0)
-    blocks = f("Reshape", values, [0, width // NVFP4_BLOCK, NVFP4_BLOCK])
-    return f("Reshape", f("Mul", blocks, f("Unsqueeze", scale, [-1])), [0, width])
+    blocks = f("Reshape", packed, [0, width // NVFP4_BLOCK, NVFP4_BLOCK // 2])
+    values = f("Gather", NIBBLES, f.cast(blocks, DType.I32), axis=0)
+    return f("Reshape", f("Mul", values, f("Unsqueeze", scale, [-2, -1])), [0, width])
 
 
 def nvfp4_decode_e4m3(f: Text, packed: str, scale: str, width: int) -> str:
@@ -118,12 +118,12 @@ def fp8_block_decode(f: Text, codes: str, scale: str, width: int) -> str:
 
 def fp8_block_weight(f: Text, codes: str, scale: str, shape: tuple[int, int]) -> str:
     """f32 codes [N, K] times scales [⌈N/128⌉, ⌈K/128⌉] of 128×128 blocks."""
-    n, k = (-(-d // FP8_BLOCK) for d in shape)
-    wide = f("Expand", f("Unsqueeze", scale, [1, 3]), [n, FP8_BLOCK, k, FP8_BLOCK])
-    flat = f("Reshape", wide, [n * FP8_BLOCK, k * FP8_BLOCK])
-    return f("Mul", codes, f("Slice", flat, [0, 0], list(shape), [0, 1]))
+    for axis in (1, 0):  # the columns first, of few rows
+        block = f("Div", f("Range", 0, shape[axis], 1), FP8_BLOCK)
+        scale = f("Gather", scale, block, axis=axis)
+    return f("Mul", codes, scale)
 
 
 def times(f: Text, x: str, weight: str) -> str:
     """x [rows, K] · weightᵀ for f32 weight [N, K]."""
-    return f("MatMul", x, f("Transpose", weight, perm=[1, 0]))
+    return f("Gemm", x, weight, transB=1)

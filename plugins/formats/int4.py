@@ -64,9 +64,9 @@ def _bf16(values: F64) -> F64:
 
 def _decode_body(f: Text, v: Names, shape: tuple[int, int]) -> str:
     count = shape[1] // INT4_GROUP
-    nibbles = f("Gather", _NIBBLES, f.cast(v["w"], DType.I32), axis=0)
-    codes = f("Reshape", nibbles, [0, count, INT4_GROUP])
-    pairs = f("Reshape", v["w_scale"], [0, count, 2])
+    groups = f("Reshape", v["w"], [0, count, INT4_GROUP // 2])
+    codes = f("Gather", _NIBBLES, f.cast(groups, DType.I32), axis=0)
+    pairs = f("Reshape", v["w_scale"], [0, count, 2, 1])
     scale, zero = (f("Gather", pairs, [i], axis=2) for i in (0, 1))
     return f("Reshape", f("Mul", f("Sub", codes, zero), scale), [0, shape[1]])
 

@@ -186,33 +186,29 @@ def _round(
     outs: Sequence[str],
 ) -> None:
     """Token after token of every row, each a step of one; see `replay_ring.StoredState`."""
-    n, h, dtype = node.dim("rows"), ring.heads, node["gdn_state"].dtype
+    h, dtype = ring.heads, node["gdn_state"].dtype
     held = nodes.opened(f, ring, rows, dtype)
     made, certain = [], ""
+    first = f("Mul", f.indices("slots"), h.tile) if h.tile > 1 else ""  # token of every row
     for j in range(h.tile):
         left = f("Max", f("Sub", rows.counts, j), 0)
         known = f("Min", f("Max", f("Sub", rows.counts, 1), 0), j)  # after the last: the last
         position = f("Add", rows.starts, known)
         there = f("Greater", left, 0)
-        given = tuple(_token(f, name, n, h.tile, j) for name in tokens)
+        own = f("Add", first, j) if h.tile > 1 else ""
+        given = tuple(f("Gather", name, own) if own else name for name in tokens)
         state = nodes.before(f, held, position)
         step = rule(replace(rows, counts=left), given, state, f.fresh())
         held = nodes.append(f, held, position, there, (step.delta, step.k, step.g))
         held = nodes.fold(f, held, position, there, step.state)
         certain = certain or held.state
         made.append(f("Unsqueeze", step.o, [1]))
-    f("Reshape", f("Concat", *made, axis=1), [n * h.tile, h.values * h.value_dim], out="o")
+    f("Reshape", f("Concat", *made, axis=1), [-1, h.values * h.value_dim], out="o")
     has = f("Greater", rows.counts, 0)
     if ring.drafts:
         certain = f("Where", over(f, has, [1, 2, 3]), certain, held.stored)
     _store(f, rows.slots, nodes.narrowed(f, certain, dtype), outs[0])
     nodes.end_round(f, held, rows, has, outs[1])
-
-
-def _token(f: Text, name: str, rows: int, tile: int, j: int) -> str:
-    """[rows, width]: token j of every row."""
-    apart = f("Reshape", name, [rows, tile, -1])
-    return f("Squeeze", f("Slice", apart, [j], [j + 1], [1]), [1])
 
 
 def _plain(f: Text, rows: Rows) -> str:
@@ -227,13 +223,12 @@ def _store(f: Text, slots: str, new: str, out: str) -> None:
 
 def tile_body(f: Text, node: Named, rule: TileRule) -> None:
     """A prefill's tiles: written to `o`, `state_out` and `ring_out`."""
-    ring, n = ring_of(node.attrs), node.dim("rows")
-    rows = read_tiles(f, n)
+    ring, rows = ring_of(node.attrs), read_tiles(f)
     if ring is None:
         old = _plain(f, rows)
     else:
         held = nodes.opened(f, ring, rows, node["gdn_state"].dtype)
         old = nodes.before(f, held, rows.starts)
-    store_tiles(f, rows, n, "gdn_state", rule(rows, old), "state_out")
+    store_tiles(f, rows, "gdn_state", rule(rows, old), "state_out")
     if ring is not None:
-        nodes.settle(f, held, rows, n, "ring_out")
+        nodes.settle(f, held, rows, "ring_out")

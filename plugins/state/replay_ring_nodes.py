@@ -168,10 +168,10 @@ def end_round(f: Text, held: Held, rows: Rows, has: str, out: str) -> None:
     f("ScatterND", "gdn_ring", slots, f("Concat", held.records, last, axis=1), out=out)
 
 
-def settle(f: Text, held: Held, rows: Rows, n: int, out: str) -> None:
-    """Writes to `out` that the `n` tiles are folded, where a sequence ends and a tile saves."""
+def settle(f: Text, held: Held, rows: Rows, out: str) -> None:
+    """Writes to `out` that the tiles are folded, where a sequence ends and a tile saves."""
     ring, end = held.ring, f("Add", rows.starts, rows.counts)
-    both = f("Concat", final_slots(f, rows, n), rows.saves, axis=0)
+    both = f("Concat", final_slots(f, rows), rows.saves, axis=0)
     if not ring.drafts:
         # Never the old one; but the ring, which may be the output's memory, is read before this.
         inert, found = f("Less", rows.starts, 0), f("Reshape", held.rest, [-1])
@@ -179,7 +179,7 @@ def settle(f: Text, held: Held, rows: Rows, n: int, out: str) -> None:
         _store_base(f, ring, both, "gdn_ring", f("Concat", base, base, axis=0), out)
         return
     last = f("Squeeze", _header(f, held, end, end), [1])
-    where = f("Concat", over(f, both, [1]), np.full((2 * n, 1), ring.records), axis=1)
+    where = f("Pad", over(f, both, [1]), [0, 0, 0, 1], ring.records)
     f("ScatterND", "gdn_ring", where, f("Concat", last, last, axis=0), out=out)
 
 

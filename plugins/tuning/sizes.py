@@ -70,7 +70,7 @@ class HeadBlocks:
         blocks: of a multiprocessor.
         grouped: a block has all value heads of a key head, else one.
         stages: chunks of a warp in flight to shared memory; 0: loads go through registers.
-        chunked: a round's tokens at once, by products of tf32.
+        chunked: a round's tokens at once, by products of tf32; other bits than token by token.
         why, fallback: as in `Chunks`, with `gated_delta_step` as the unfused op.
     """
 
@@ -84,14 +84,12 @@ class HeadBlocks:
     fallback: bool = False
 
 
-_CHUNK = "not timed yet: benchmarks/log/delta_rule/delta_round_mma.md"
 # Decode steps of the delta rule, for every architecture.
 HEADS = (
     HeadBlocks("registers", 8, 2),
     HeadBlocks("small registers", 4, 4, fallback=True),
     HeadBlocks("many registers", 16, 1),
     HeadBlocks("grouped", 4, 4, grouped=True, stages=2),
-    HeadBlocks("wide grouped", 8, 3, grouped=True, stages=1),
-    HeadBlocks("chunk", 8, 2, chunked=True, why=_CHUNK),
-    HeadBlocks("grouped chunk", 8, 2, grouped=True, chunked=True, why=_CHUNK),
+    HeadBlocks("small chunk", 4, 4, chunked=True),
+    HeadBlocks("small grouped chunk", 4, 4, grouped=True, chunked=True),
 )

@@ -39,7 +39,7 @@ from spark_engine.runtime.cli.options.run_options import (
 )
 from spark_engine.runtime.cli.profile import finish
 from spark_engine.runtime.cli.terminal.printable import printable
-from spark_engine.runtime.engine.detect import HOST_TARGETS
+from spark_engine.runtime.engine.load import HOST_TARGETS
 from spark_engine.runtime.engine.request import FinishReason, capacity
 from spark_engine.runtime.offline.embedded import cache_folder, embedded_engine
 from spark_engine.runtime.ranks.hosts import name_network, own_rank, serve_rank

@@ -5,7 +5,6 @@ from types import ModuleType
 
 from spark_engine.hints import cuda_missing, driver_present, extra
 
-HOST_TARGETS = ("cpu",)  # a GPU's target is known by its driver
 RTX = "rtx", ((8, 9), (12, 0), (12, 1))  # TensorRT-RTX's target, and the GPUs it is built for
 
 

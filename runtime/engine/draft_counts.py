@@ -6,8 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-MTP = "mtp"  # the source of the drafts that the model's own head makes
-
 
 @dataclass(slots=True)
 class DraftCounts:

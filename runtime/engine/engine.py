@@ -15,7 +15,18 @@ from importlib.metadata import version
 from pathlib import Path
 
 from spark_engine.errors import InternalError, OptionError, RequestError
-from spark_engine.interface import DECODE, HEADS, PREFILL, PREFILL_TILE, verify_family
+from spark_engine.interface import (
+    BLOCK_DRAFTER,
+    BLOCKS,
+    COPIED,
+    DECODE,
+    DRAFT_HEAD,
+    MTP,
+    PREFILL,
+    PREFILL_TILE,
+    drafts_by_block,
+    verify_family,
+)
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.constraint import Grammars
 from spark_engine.runtime.engine.disk.cache_folder import CacheFolder
@@ -188,8 +199,8 @@ class Engine:
         state = None
         if constraint is not None:
             state = ConstraintState(constraint, self.loaded.limits.vocab, stops, drafts)
-        counted = params.draft_counts and self.drafts
-        own = {self.scheduler.sizes.source: DraftCounts.zeros(self.drafts)} if counted else None
+        counted = self.scheduler.sizes.sources if params.draft_counts and self.drafts else ()
+        own = {source: DraftCounts.zeros(self.drafts) for source in counted} or None
         seq = Sequence(request_id, request, limit, stops, seed, drafts, state, by_source=own)
         self.scheduler.check_queue(0 if self._disk is None else len(self._disk.waiting))
         if self._disk is None or not self._disk.hold(seq):
@@ -341,7 +352,6 @@ class Engine:
     def _sizes(self) -> EngineSizes:
         loaded, limits, store = self.loaded, self.loaded.limits, self.memory.store
         most = limits.max_seqs * store.slot_bytes + limits.pages * store.page_bytes
-        heads = [h for h in HEADS if any(s.spec.name.startswith(h) for s in loaded.states)]
         return EngineSizes(
             slots=limits.max_seqs,
             pages=limits.pages,
@@ -360,6 +370,17 @@ class Engine:
             invariant=loaded.invariant,
             fixed=self.options.fixed_drafts,
             image_rows=limits.image_rows,
-            headless=not heads,
-            source=(heads or HEADS)[0].removesuffix("."),
+            makers=self._makers(),
+            suffix=limits.suffix > 0,
+        )
+
+    def _makers(self) -> tuple[str, ...]:
+        """What makes the drafts of rounds of 0, 1, 2, … drafts."""
+        limits, names = self.loaded.limits, [s.spec.name for s in self.loaded.states]
+        head, block = (any(n.startswith(h) for n in names) for h in (DRAFT_HEAD, BLOCK_DRAFTER))
+        if not (head or block):
+            return (COPIED,) * (1 + limits.drafts)
+        return tuple(
+            BLOCKS if block and (not head or drafts_by_block(k, limits.drafts)) else MTP
+            for k in range(1 + limits.drafts)
         )

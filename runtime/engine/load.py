@@ -7,10 +7,8 @@ intact, made for this machine, and fits its memory.
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,15 +29,15 @@ from spark_engine.engine_file import (
 )
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.interface import DECODE, PREFILL, Limits
-from spark_engine.manifest import NATIVE, Bucket, Manifest, Memory, StateInfo
+from spark_engine.manifest import NATIVE, Bucket, Manifest, StateInfo
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.capacity import check_capacity
-from spark_engine.runtime.engine.detect import HOST_TARGETS, foreign, runnable_targets
+from spark_engine.runtime.engine.detect import foreign, runnable_targets
 from spark_engine.runtime.executors.cache_size import GpuMemory, budget, device_rows
 from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey, HostStates, States, TableSink
-from spark_engine.runtime.executors.ort import OrtExecutor
+from spark_engine.runtime.executors.ort import OrtExecutor, Sessions
 from spark_engine.runtime.executors.trt import TrtExecutor
 from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.runtime.ranks.leader import LeadExecutor, LeadStates, LeadTables, Orders
@@ -60,6 +58,7 @@ TURN_S = 2e-4  # of a thread that computes: one that copies weights asks for Pyt
 # Of a `.engine` file's header and payload, the folder that holds the weights, and threads.
 OpenExecutor: TypeAlias = Callable[[EngineHeader, bytes, Path, int], Executor]
 EXECUTORS: Mapping[str, OpenExecutor] = {"ort": OrtExecutor, "trt": TrtExecutor}
+HOST_TARGETS = ("cpu",)  # their targets; a GPU's target is known by its driver
 
 
 @dataclass(frozen=True)
@@ -239,25 +238,25 @@ def _load_host(
     shown: Progress,
     comm: Communicator | None,
 ) -> Loaded:
-    """An engine on the CPU; several buckets are opened at once. Where a GPU shares the memory, no
-    other engine measures and allocates meanwhile (`startup_lock`); a rank does not wait for the
-    others there, which would be a deadlock. The states' memory is only allocated when it is
+    """An engine on the CPU, opened bucket by bucket. Where a GPU shares the
+    memory, no other engine measures and allocates meanwhile (`startup_lock`); a rank does not wait
+    for the others there, which would be a deadlock. The states' memory is only allocated when it is
     written, after the turn: so the plan counts, not the free memory measured later."""
     manifest = folder.manifest  # the verified one
     wanted = least_buckets(manifest) if options.least else manifest.buckets
-    here = manifest.ranks if comm is not None and comm.here else 1
     executors: dict[BucketKey, Executor] = {}
-    table = EXECUTORS if comm is None else {"ort": partial(SegmentsExecutor, comm=comm)}
+    table: dict[str, Callable[..., Executor]] = {**EXECUTORS}
+    if comm is not None:
+        table = {"ort": partial(SegmentsExecutor, comm=comm)}
+    if "ort" in table:
+        table["ort"] = partial(table["ort"], sessions=Sessions())
     with startup_lock(host_budget(None).shared, shown.say):
         available = host_budget(available_memory(), options.host_bytes)
         check_capacity(manifest, swap_bytes, available.usable, available.kept)
         shown.say(f"opening {len(wanted)} buckets")
-        share = None if available.usable is None else available.usable // here
-        with ThreadPoolExecutor(_opened_at_once(manifest.memory, swap_bytes, share)) as pool:
-            opened = pool.map(lambda b: _open(folder, b, options.threads, table), wanted)
-            for bucket, executor in zip(wanted, opened, strict=True):
-                executors[bucket.family, bucket.rows] = executor
-                shown.advance(len(executors), len(wanted))
+        for bucket in wanted:
+            executors[bucket.family, bucket.rows] = _open(folder, bucket, options.threads, table)
+            shown.advance(len(executors), len(wanted))
     mark("buckets")
     opener = table[manifest.executor]
     rows = manifest.limits.snapshots
@@ -267,16 +266,6 @@ def _load_host(
 def least_buckets(manifest: Manifest) -> tuple[Bucket, ...]:
     by_family = ([b for b in manifest.buckets if b.family == f] for f in (DECODE, PREFILL))
     return tuple(min(found, key=lambda b: b.rows) for found in by_family if found)
-
-
-def _opened_at_once(memory: Memory, swap_bytes: int, free: int | None) -> int:
-    """Buckets that may be opened at once: the plan has one arena, and each further one needs as
-    much again."""
-    most = os.cpu_count() or 1
-    if free is None:
-        return most
-    available = (free - memory.total - swap_bytes) // max(memory.arena, 1)
-    return min(most, 1 + max(available, 0))
 
 
 def _load_native(

@@ -62,7 +62,7 @@ class Scheduler:
     ) -> None:
         self.sizes = sizes
         known = StepCosts(costs or {})
-        buckets, how = (sizes.decode, *sizes.verify), (sizes.fixed, sizes.headless)
+        buckets, how = (sizes.decode, *sizes.verify), (sizes.fixed, sizes.makers)
         self.depth = DraftDepth(buckets, known, sizes.slots, *how)
         self.pacing = Pacing(policy, sizes.prefill, sizes.tile, known, sizes.decode[0])
         # One decode batch must hold every running sequence.

@@ -43,6 +43,7 @@ class Sequence:
     drafted: int = 0  # drafts that were verified
     accepted: int = 0  # those of them that became its tokens
     by_source: BySource | None = None  # both by source and position, for a request that asked
+    draft_source: str = ""  # of the drafts of its round that is read, for such a request
     cached: int = 0  # tokens of the prompt that the prefix cache had
     last_step: int = -1  # the last launched step that touches its slot or pages
     slot: int = -1

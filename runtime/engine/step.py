@@ -24,7 +24,7 @@ from itertools import repeat
 import numpy as np
 
 from spark_engine.errors import InternalError
-from spark_engine.interface import PREFILL, drafts_of
+from spark_engine.interface import PREFILL, SOURCES, drafts_of
 from spark_engine.runtime.engine.draft_counts import BySource, DraftCounts
 from spark_engine.runtime.engine.masks import EndedSequences, Masks
 from spark_engine.runtime.engine.plan import Batch, StepPlan
@@ -106,11 +106,12 @@ class Loop:
         self.scheduler = scheduler
         self._trace = trace or NoTrace()
         self.counts = Counts()
-        self._most_drafts, self._source = len(scheduler.sizes.verify), scheduler.sizes.source
+        self._most_drafts = len(scheduler.sizes.verify)
         self.counts.drafts_by_position = [0] * self._most_drafts
         self.counts.accepted_by_position = [0] * self._most_drafts
         if self._most_drafts:
-            self.counts.by_source = {self._source: DraftCounts.zeros(self._most_drafts)}
+            sources = scheduler.sizes.sources
+            self.counts.by_source = {s: DraftCounts.zeros(self._most_drafts) for s in sources}
         self._memory = memory
         self._executors = executors
         self._masks = masks
@@ -309,7 +310,7 @@ class Loop:
             counts.sampled += 1
             seq.accepted += draft > 0
             if draft and seq.by_source is not None:
-                seq.by_source[self._source].kept[draft - 1] += 1
+                seq.by_source[seq.draft_source].kept[draft - 1] += 1
             known, reason = seq.tokens, None
             known.append(token)
             if token in seq.stop_ids or len(known) >= seq.limit:
@@ -338,9 +339,10 @@ class Loop:
         if drafts:
             accepted = one.outputs["accepted"][: batch.live].astype(np.int64)
             found = self._apply_verification(batch, accepted)
-        if "matched" in one.outputs:
+        if self._most_drafts:
             slots = np.array([seq.slot for seq in batch.seqs])
-            live, matched = slots >= 0, one.outputs["matched"][: batch.live]
+            matched = one.outputs.get("matched", np.zeros(batch.live))[: batch.live]
+            live = slots >= 0
             self.scheduler.depth.drafted(slots[live], drafts, matched[live].astype(np.int64))
         return found
 
@@ -349,28 +351,33 @@ class Loop:
         offered, kept = np.array(batch.counts, np.int64) - 1, accepted - 1
         if (kept < 0).any() or (kept > offered).any():
             raise InternalError(f"of {batch.counts} tokens {accepted.tolist()} were accepted")
-        for seq, most, got in zip(batch.seqs, offered.tolist(), kept.tolist(), strict=True):
+        source = self.scheduler.depth.makers_of([seq.slot for seq in batch.seqs])
+        for row, (seq, most, got) in enumerate(
+            zip(batch.seqs, offered.tolist(), kept.tolist(), strict=True)
+        ):
             seq.launched -= most - got
             seq.unverified -= most
             seq.drafted += most
             if seq.by_source is not None:
-                seq.by_source[self._source].reach(most)
-        self._count_drafts(batch, offered, kept)
+                seq.draft_source = SOURCES[source[row]]
+                seq.by_source[seq.draft_source].reach(most)
+        self._count_drafts(batch, source, offered, kept)
         index = np.arange(1 + drafts_of(batch.family))
         seqs = [s for s, n in zip(batch.seqs, accepted.tolist(), strict=True) for _ in range(n)]
         taken = index < accepted[:, None]
         drafts = np.where(index < kept[:, None], index + 1, 0)[taken].tolist()
         return _Sampled(seqs, np.flatnonzero(taken), drafts)
 
-    def _count_drafts(self, batch: Batch, offered: Ints, kept: Ints) -> None:
+    def _count_drafts(self, batch: Batch, source: Ints, offered: Ints, kept: Ints) -> None:
         """Counts the drafts of the sequences that had not ended."""
         slots = np.array([seq.slot for seq in batch.seqs])
         live = (slots >= 0) & (offered > 0)
         if not live.any():
             return
-        offered, kept, counts = offered[live], kept[live], self.counts
+        source, offered, kept, counts = source[live], offered[live], kept[live], self.counts
         self.scheduler.depth.observe(slots[live], offered, kept)
-        counts.by_source[self._source].add(offered, kept)
+        for of in {*source.tolist()}:
+            counts.by_source[SOURCES[of]].add(offered[source == of], kept[source == of])
         DraftCounts(counts.drafts_by_position, counts.accepted_by_position).add(offered, kept)
 
 

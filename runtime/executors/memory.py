@@ -5,7 +5,7 @@ buckets of a family use the first rows of the same arrays. Tables, step inputs a
 arrays for every executor; states are in a `States`, which may keep them on a device.
 """
 
-import math
+import mmap
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -25,8 +25,8 @@ from spark_engine.manifest import (
 from spark_engine.runtime.executors.executor import Specs
 from spark_engine.tensors import Array, TensorSpec
 
-ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 BucketKey = tuple[str, int]  # family, rows
+PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _FILL = {"page_table": -1, "bias_ids": -1}
 COUNTS = "token_counts"
 Changed = Mapping[str, Collection[int]]  # slots by table
@@ -240,9 +240,8 @@ def _columns(pairs: Pairs) -> tuple[Array, Array]:
 
 
 def allocate(spec: TensorSpec) -> Array:
-    """A zeroed, aligned array of this dtype and shape."""
-    size = math.prod(spec.dims) * spec.dtype.itemsize
-    raw = np.zeros(size + ALIGNMENT, np.uint8)
-    at = -raw.ctypes.data % ALIGNMENT
-    view: Array = raw[at : at + size].view(spec.dtype.numpy).reshape(spec.dims)
+    """A zeroed array of this dtype and shape, on separate pages: they are taken when they are first
+    written, and returned with the array."""
+    pages = np.frombuffer(mmap.mmap(-1, max(spec.nbytes, 1), PRIVATE), np.uint8)
+    view: Array = pages[: spec.nbytes].view(spec.dtype.numpy).reshape(spec.dims)
     return view

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, TypeVar
 
@@ -193,6 +194,8 @@ class _Operands:
 
 
 def _operand(arg: Sequence[Any], sizes: Mapping[str, int]) -> Operand:
+    if len(arg) == 2 and arg[0] in _BY_NAME and isinstance(arg[1], str):
+        return _named(str(arg[0]), arg[1])
     match arg:
         case [str(kind), offset, nbytes] if kind in _BY_OFFSET and _are_ints(offset, nbytes):
             if not 0 <= offset <= offset + nbytes <= sizes[kind]:
@@ -203,8 +206,6 @@ def _operand(arg: Sequence[Any], sizes: Mapping[str, int]) -> Operand:
             return MemoryOperand(PEERS)
         case ["rank"]:
             return RankOperand()
-        case [str(kind), str(name)] if kind in _BY_NAME:
-            return MemoryOperand(kind, name)
         case [str(kind), value] if kind in _BITS and _are_ints(value):
             if not -(1 << _BITS[kind] - 1) <= value < 1 << _BITS[kind] - 1:
                 raise ValueError(f"{value} is not of type {kind}")
@@ -212,6 +213,12 @@ def _operand(arg: Sequence[Any], sizes: Mapping[str, int]) -> Operand:
         case ["f32", value] if type(value) in (int, float) and abs(value) <= MOST_F32:
             return ScalarOperand("f32", value)
     raise ValueError(f"{arg!r} is not an operand")
+
+
+@lru_cache(1 << 16)
+def _named(kind: str, name: str) -> MemoryOperand:
+    """The same in all buckets of an engine."""
+    return MemoryOperand(kind, name)
 
 
 def _kind(arg: Operand) -> str:

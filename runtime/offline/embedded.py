@@ -16,8 +16,8 @@ from spark_engine.engine_file import MANIFEST, read_manifest
 from spark_engine.errors import EngineError
 
 NAME = "tiny"
-# For a few users: a bucket takes a second and 80 MiB to open; the defaults plan 0.4 GiB more.
-SIZES = ("--decode", "1,8,32", "--prefill", "64,256", "--kv-tokens", "32768", "--cache-gib", "0.05")
+# For a few users; the defaults plan more.
+SIZES = ("--max-seqs", "16", "--prefill", "64,256", "--kv-tokens", "32768", "--cache-gib", "0.05")
 Say = Callable[[str], None]
 
 

@@ -6,7 +6,7 @@ separate memory and copies.
 """
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +21,8 @@ from spark_engine.runtime.executors.ort import (
     Arrays,
     BoundSession,
     Run,
+    Sessions,
     folds,
-    open_session,
     trial_step,
 )
 from spark_engine.segments import Collective, Segment, Segments
@@ -43,6 +43,7 @@ class SegmentsExecutor(SynchronousExecutor):
         threads: int = 0,
         *,
         comm: Communicator,
+        sessions: Sessions | None = None,
     ) -> None:
         self.specs = Specs(header.inputs, header.states, header.outputs)
         self._comm = comm
@@ -53,14 +54,20 @@ class SegmentsExecutor(SynchronousExecutor):
         known = (*header.inputs, *header.states, *header.outputs, *segments.values)
         specs = {spec.name: spec for spec in known}
         specs |= {out: replace(specs[state], name=out) for out, state in self._aliases.items()}
-        arrays = trial_step(header)
-        example = None if arrays is None else self._named(arrays | _random_values(segments.values))
+        shared = sessions or Sessions()
+
+        @cache
+        def example() -> Arrays | None:
+            arrays = trial_step(header)
+            if arrays is None:
+                return None
+            return self._named(arrays | _random_values(segments.values))
 
         def opened(step: Segment) -> BoundSession:
             model = step.of_rank(comm.rank)
-            session = open_session(model, folder, threads, self._label, folds(header))
+            found = shared.open(model, folder, threads, self._label, folds(header))
             inputs, outputs = ([specs[n] for n in names] for names in (step.inputs, step.outputs))
-            return BoundSession(session, inputs, outputs, example)
+            return BoundSession(found, inputs, outputs, example)
 
         self._steps: tuple[BoundSession | Collective, ...] = tuple(
             opened(step) if isinstance(step, Segment) else step for step in segments.steps

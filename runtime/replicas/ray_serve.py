@@ -44,7 +44,7 @@ class EngineReplica:
         options = msgspec.json.decode(server, type=ServerOptions)
         self._drain_s = options.drain_timeout_s
         self._child = child = ServerProcess(
-            folder, replace(options, host=options.host or address_here())
+            folder, replace(options, host=options.host or str(ray.util.get_node_ip_address()))
         )
         child.wait(START_S)
         self._name = name = str(serve.get_replica_context().replica_id.unique_id)
@@ -59,8 +59,7 @@ class EngineReplica:
         self._heartbeat = Heartbeat(report, HEARTBEAT_S)  # works without Ray's controller
 
     def check_health(self) -> None:
-        """Raises if the server has ended or is unresponsive. The server restarts its
-        engine itself."""
+        """Raises if the server ended or is unresponsive; it restarts its engine itself."""
         if words := self._child.ended:
             raise RuntimeError(words)
         if not self._child.health():
@@ -149,8 +148,7 @@ def place(plan: ReplicaPlan) -> None:
 
 
 def _check_capacity(plan: ReplicaPlan) -> None:
-    """Raises CapacityError if the replicas can never be placed; logs a warning if they may wait for
-    a machine."""
+    """Raises CapacityError if replicas can never be placed; warns if they may wait."""
     try:
         check_resources(plan, ray.cluster_resources())
     except CapacityError as error:
@@ -205,8 +203,7 @@ def _put(plan: ReplicaPlan) -> None:
 
 def change(edit: Callable[[ReplicaPlan], ReplicaPlan]) -> None:
     """Places the result of `edit` on the current plan; if that fails, places the old plan again.
-    The directory records the plan first: Ray continues if this process ends. Raises OptionError,
-    CapacityError."""
+    The directory records it first: Ray continues it. Raises OptionError, CapacityError."""
     old = placed()
     new = edit(old)
     _check_capacity(new)
@@ -277,10 +274,6 @@ def named() -> tuple[Rows, bool]:
         return (), True
     rows: tuple[Rows, bool] = ray.get(directory.names.remote(), timeout=HEARTBEAT_S)
     return rows
-
-
-def address_here() -> str:
-    return str(ray.util.get_node_ip_address())
 
 
 def _noted() -> ReplicaPlan | None:

@@ -131,9 +131,9 @@ def test_an_engine_of_the_cpu_is_opened_in_its_turn(
         yield
         inside[0] = False
 
-    def opened(*args: Any) -> Any:
+    def opened(*args: Any, sessions: Any) -> Any:
         found.append(inside[0])
-        return real(*args)
+        return real(*args, sessions)
 
     found: list[bool] = []
     monkeypatch.setattr(module, "startup_lock", turn)

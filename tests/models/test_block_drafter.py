@@ -4,6 +4,7 @@ Every launch runs by the references of its ops, as in test_drafts.py.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from spark_engine.builder.build import planned
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.graph_checks import Subject, verify
 from spark_engine.builder.plan.options import Options
-from spark_engine.errors import CheckpointError, OptionError
+from spark_engine.errors import CheckpointError
 from spark_engine.interface import Limits, Precision
 from spark_engine.models.build_network import build_network
 from spark_engine.models.draft_options import DraftOptions
@@ -99,6 +100,29 @@ def test_rounds_of_any_number_keep_the_context(folders: tuple[Path, Path]) -> No
     run.prefill(_prompt(70), (41,))
     for drafts in (2, 0, 0, 7, 1, 0, 5):
         _check(folders, run, run.round(drafts))
+
+
+def test_a_head_and_a_drafter_take_turns(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Rounds of up to three drafts make the head's, those of more, or of the most, the drafter's;
+    both read every token of the sequence."""
+    config = SMALL | {"mtp_num_hidden_layers": 1}
+    path = write_checkpoint(tmp_path / "checkpoint", config, "f32", seed=5).path
+    for most, rounds in ((7, (2, 7, 0, 3, 3, 5, 1, 7, 2)), (3, (2, 3, 0, 1, 3))):
+        run = _run((path, folders[1]), most)
+        run.prefill(_prompt(70), (41,))
+        for drafts in rounds:
+            given = draft_truth.continuation(path, run.tokens, drafts)
+            given[drafts - 1 :] = [(t + 1) % 160 for t in given[drafts - 1 :]]
+            made = run.round(drafts, given if run.held >= drafts > 1 else None)
+            truth = draft_truth.draft(path, run.tokens, max(drafts, 1))
+            for name, held in (("mtp.k_pages", truth.keys), ("mtp.v_pages", truth.values)):
+                assert draft_truth.near(run.pages_of(name)[: len(held)], held, TOLERANCE)
+            if drafts > 3 or drafts in (0, most):
+                _check((path, folders[1]), run, made)
+                continue
+            _check((path, folders[1]), run, replace(made, drafts=[]))
+            assert truth.gap > CLEAR and made.drafts == truth.tokens
+            assert draft_truth.near(made.draft_logits, truth.logits, TOLERANCE)
 
 
 def test_the_known_mistakes_are_seen(folders: tuple[Path, Path]) -> None:
@@ -201,8 +225,6 @@ def test_what_a_folder_must_hold(tmp_path: Path, folders: tuple[Path, Path]) -> 
         with pytest.raises(CheckpointError, match=words) as refused:
             planned(checkpoint, options)
         assert "--drafter" in str(refused.value)
-    with pytest.raises(OptionError, match="2 ranks cannot share it; leave --tp out"):
-        planned(checkpoint, Options("cpu", drafter=str(whole), tp=2))
     model, plan = planned(checkpoint, Options("cpu", drafter=str(whole)))
     assert model.has_drafts and plan.limits.drafts == 7
 

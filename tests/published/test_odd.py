@@ -19,6 +19,7 @@ from tests.published import damage
 from tests.published.checkpoint import Layout, Written, make
 from tests.published.damage import STEM, YARN, Change, quantisation, text
 from tests.published.layouts import BLOCKS, HEAD, LAYOUTS, LINEAR, linear
+from tests.published.networks import BF16
 
 pytest.importorskip("transformers")
 
@@ -68,6 +69,26 @@ def _rope(**keys: object) -> Layout:
     return replace(LAYOUTS[DENSE], changes=keys)
 
 
+def _several_dtypes(written: Written) -> None:
+    damage.retyped("experts.2.gate_proj.weight", np.float16)(written)
+    damage.retyped("experts.1.down_proj.weight", np.float32)(written)
+    for name in (n for n in written.values if n.endswith("experts.gate_up_proj")):
+        w = written.values[name][2]
+        w[: len(w) // 2] = w[: len(w) // 2].astype(np.float16)
+
+
+def _squares(written: Written) -> None:
+    for name in [n for n in written.tensors if n.endswith("_scale")]:
+        written.tensors[name] = written.tensors[name].reshape(1, 1)
+
+
+def _cache_alone(written: Written) -> None:
+    inner = {"quant_algo": None, "kv_cache_quant_algo": "FP8"}
+    written.others["hf_quant_config.json"] = {"quantization": inner}
+    written.kv = {1: (1.0, 1.0)}
+
+
+ONE = np.ones((), np.float32)
 SCALE = r"(?i)scales? of .*experts?|experts?.*scale"
 CT = "CT NVFP4, dense"
 INV_FREQ = f"{STEM}layers.1.self_attn.rotary_emb.inv_freq"
@@ -101,6 +122,25 @@ BUILDS: dict[str, Odd] = {
         "bf16 text only", damage.renamed("model.", STEM), head=False
     ),
     "inv_freq": Odd(DENSE, damage.added(INV_FREQ, np.ones(32, np.float32))),
+    "f32 of one expert": Odd(
+        "bf16 text only, split experts",
+        damage.retyped("experts.2.up_proj.weight", np.float32),
+        head=False,
+    ),
+    "f16 of one expert, f32 of another's down": Odd(
+        "bf16 text only, split experts", _several_dtypes, head=False
+    ),
+    "f32 keys": Odd(DENSE, damage.retyped("1.self_attn.k_proj.weight", np.float32)),
+    "f16 scales of blocks": Odd("FP8 blocks, dense", damage.retyped("scale_inv", np.float16)),
+    "scales [1, 1] of tensors": Odd("CT FP8 static", _squares),
+    "cache scales in vLLM's names": Odd(
+        "ModelOpt FP8, FP8 cache", damage.renamed("k_proj.k_scale", "attn.k_scale")
+    ),
+    "cache scales of outputs": Odd(
+        "ModelOpt FP8, FP8 cache", damage.renamed("k_proj.k_scale", "k_proj.output_scale")
+    ),
+    "scales of queries": Odd(DENSE, damage.added(f"{STEM}layers.1.self_attn.q_scale", ONE)),
+    "ModelOpt's cache alone": Odd(DENSE, _cache_alone),
     "f32 norms": Odd(DENSE, damage.retyped("norm.weight", np.float32)),
     "zeros under a scale of zero": Odd("nvidia 3.8", damage.zero_block),
     "tied, and an equal head stored": Odd(DENSE, damage.tie(different=False)),
@@ -125,6 +165,24 @@ def _outputs(written: Written) -> None:
     group["output_activations"] = group["weights"]
 
 
+def _groups_of_32(written: Written) -> None:
+    written.others["hf_quant_config.json"]["quantization"]["group_size"] = 32
+
+
+def _packed_embedding(written: Written) -> None:
+    del written.tensors[f"{STEM}embed_tokens.weight"]
+    packed = np.zeros((512, 32), np.int32)
+    written.tensors[f"{STEM}embed_tokens.weight_packed"] = packed
+
+
+def _in_cache(folder: Path) -> Path:
+    snapshot = folder.with_name("models--a--b") / "snapshots" / "abc"
+    snapshot.parent.mkdir(parents=True)
+    folder.rename(snapshot)
+    return snapshot.parents[1]
+
+
+INPUTS_ALONE = {"group_0": {"weights": None, "input_activations": {}, "targets": ["Linear"]}}
 TURNED = {"config_groups": {"R4": {"type": "hadamard", "apply": []}}}
 INT8 = {"num_bits": 8, "type": "int", "dynamic": False, "strategy": "tensor"}
 E8M0 = damage.retyped("weight_scale_inv", ml_dtypes.float8_e8m0fnu)
@@ -146,14 +204,39 @@ FORMATS: dict[str, Odd] = {
     ),
     "a transform": Odd(CT, quantisation(transform_config=TURNED), "Hadamard"),
     "rounded outputs": Odd(CT, _outputs, "output"),
+    "marlin": Odd(CT, quantisation(format="marlin-24"), "marlin-24"),
+    "no weights": Odd(CT, quantisation(config_groups=INPUTS_ALONE), "without weights"),
+    "NVFP4 in groups of 32": Odd("ModelOpt NVFP4", _groups_of_32, "NVFP4"),
     "sparse": Odd(CT, quantisation(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity"),
     "int8 cache": Odd(CT, quantisation(kv_cache_scheme=INT8), "KV cache in static int8"),
+    "a quantised embedding": Odd(DENSE, _packed_embedding, "quantised embedding"),
     "qwen4_exp": Odd(DENSE, lambda w: w.config.update(NEXT), "qwen4_exp"),
 }
 SCALE_2, ZERO = f"{damage.EXPERT}.up_proj.weight_scale_2", np.zeros((), np.float32)
+NOT_FINITE = [
+    (DENSE, f"{STEM}layers.0.input_layernorm.weight", np.full(256, np.nan, BF16)),
+    (DENSE, f"{STEM}layers.0.linear_attn.A_log", np.full(3, np.inf, np.float32)),
+    (DENSE, f"{STEM}embed_tokens.weight", np.full((512, 256), np.nan, BF16)),
+    (DENSE, f"{STEM}layers.1.self_attn.o_proj.weight", np.full((256, 512), np.inf, BF16)),
+    (MOE, f"{STEM}layers.1.mlp.experts.down_proj", np.full((4, 256, 128), np.nan, BF16)),
+]
+
+
+def _no_target(written: Written) -> None:
+    written.config["quantization_config"]["config_groups"]["group_0"]["targets"] = ["Qwen3_5MLP"]
+
+
 # A pattern of the key, file or tensor that is at fault.
 REFUSED: dict[str, Odd] = {
     "YaRN next to other rope_parameters": Odd(_rope(rope_scaling=YARN), says="rope_scaling"),
+    "swiglu_limit": Odd(DENSE, text(swiglu_limit=7.0), "swiglu_limit"),
+    "logits_soft_cap": Odd(DENSE, text(logits_soft_cap=30.0), "logits_soft_cap"),
+    "targets that fit nothing": Odd(CT, _no_target, "no entry fits"),
+    **{
+        f"not finite: {name}": Odd(base, damage.added(name, array), r"\[.*\] is (nan|inf)")
+        for base, name, array in NOT_FINITE
+    },
+    "root of a cached model": Odd(DENSE, says="give .*snapshots/abc", folder=_in_cache),
     "hc_count": Odd(DENSE, text(hc_count=4), "hc_count"),
     "ple_layer_ids": Odd(DENSE, text(ple_layer_ids=[1]), "ple_layer_ids"),
     "indexer_n_heads": Odd(DENSE, text(indexer_n_heads=4), "indexer_n_heads"),

@@ -175,6 +175,7 @@ ONE_FILE = {
     "onnxruntime": {"runtime/executors/ort.py", "check/nodes/operators.py"},
     "onnx": {
         "builder/executors/ort.py",
+        "builder/executors/ort_memory.py",
         "builder/executors/trt.py",
         "check/engines/expose_layers.py",
         "check/nodes/operators.py",

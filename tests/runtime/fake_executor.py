@@ -22,6 +22,7 @@ from spark_engine.interface import (
     PREFILL,
     Limits,
     common_states,
+    drafts_by_block,
     drafts_of,
     families,
     id_state,
@@ -45,7 +46,11 @@ EOS = (3, 7)
 VISION_INFO = VisionInfo(16, 2, 1024, 16 * 1024, (0.5,) * 3, (0.5,) * 3, VOCAB - 1, 1, 2)
 TOWERS = (6, 16)  # rows of the tower's buckets
 HEADLESS = 1  # `limits.suffix` of fakes without a draft head
-BLOCKS = 4  # `limits.top_logprobs` of fakes with a block drafter in its place
+BLOCKS, BOTH = (
+    4,
+    6,
+)  # `limits.top_logprobs` of fakes with a block drafter, in its place or next to it
+HEAD_PAGES, BLOCK_PAGES = "mtp.k_pages", "dflash.k_pages"
 _WORD = (1 << 64) - 1
 _TABLES = ("prompt_lens", "sampling_f", "sampling_i", "bias_ids", "bias_values")
 _WEIGHTS = (3, 0x1F123BB5)  # of a token and its position
@@ -69,7 +74,7 @@ def fake_states(limits: Limits) -> tuple[StateInfo, ...]:
     if drafts:
         seq.append(TensorSpec("layers.0.gdn_ring", DType.I64, (rows, drafts + 2, 2)))
     if drafts and limits.suffix != HEADLESS:
-        paged.append(head_pages(limits))
+        paged += head_pages(limits)
     kv = [TensorSpec(name, DType.I64, (pages, limits.page_size, 2)) for name in paged]
     kv += [id_state(limits)] if limits.suffix else []
     images = [TensorSpec(IMAGE_ROWS, DType.I64, (limits.image_rows + 1, 1))]
@@ -78,9 +83,10 @@ def fake_states(limits: Limits) -> tuple[StateInfo, ...]:
     return tuple(StateInfo(spec, unit) for unit, specs in units for spec in specs)
 
 
-def head_pages(limits: Limits) -> str:
-    """The pages of the draft head, or of a block drafter."""
-    return "dflash.k_pages" if limits.top_logprobs == BLOCKS else "mtp.k_pages"
+def head_pages(limits: Limits) -> tuple[str, ...]:
+    """The pages of the draft head and of a block drafter, of those that there are."""
+    both = {BLOCKS: (BLOCK_PAGES,), BOTH: (HEAD_PAGES, BLOCK_PAGES)}
+    return both.get(limits.top_logprobs, (HEAD_PAGES,))
 
 
 @dataclass
@@ -315,7 +321,8 @@ class DraftingExecutor(FakeExecutor):
         super().__init__(limits, family, rows, device, poison_rate)
         self._taps, self._records = 3 + limits.drafts, 1 + limits.drafts
         self._head, self._pages = limits.suffix != HEADLESS, head_pages(limits)
-        self._block = limits.top_logprobs == BLOCKS
+        by_block = drafts_by_block(self._drafts, limits.drafts)
+        self._block = limits.top_logprobs == BLOCKS or limits.top_logprobs == BOTH and by_block
 
     def _row(self, b: Mapping[str, Array], row: int) -> None:
         slot, start, count = (int(b[n][row]) for n in ("slots", "starts", "counts"))
@@ -343,8 +350,9 @@ class DraftingExecutor(FakeExecutor):
         b["positions"][slot] = start + accepted
         where = start + accepted, sampled[accepted - 1], pasts[accepted - 1], int(turns[0])
         if self._head:
-            known = ids if self._block else sampled
-            self._append(b, self._pages, slot, start, known[:accepted], turns)
+            for name in self._pages:
+                known = ids if name == BLOCK_PAGES else sampled
+                self._append(b, name, slot, start, known[:accepted], turns)
             self._draft(b, slot, *where)
         if self._limits.suffix:
             self._store(b, slot, start, ids[:accepted])
@@ -361,8 +369,9 @@ class DraftingExecutor(FakeExecutor):
             after = self._sample(b, slot, row, past, start + len(ids))
             b["last_tokens"][slot] = after
         if self._head:
-            known = ids if self._block else [*ids[1:], after]
-            self._append(b, self._pages, slot, start, known, turns)
+            for name in self._pages:
+                known = ids if name == BLOCK_PAGES else [*ids[1:], after]
+                self._append(b, name, slot, start, known, turns)
         if self._limits.suffix:
             self._store(b, slot, start, ids)
 
@@ -440,7 +449,7 @@ class DraftingExecutor(FakeExecutor):
             if self._block:
                 return knows
             page = self._page(table, at - 1)
-            b["mtp.k_pages"][page, (at - 1) % size] = said[-1], at - 1 + turn
+            b[HEAD_PAGES][page, (at - 1) % size] = said[-1], at - 1 + turn
             return knows and page >= 0
 
         guesses = self._guesses(b, slot, position, token, past, turn, steps)
@@ -484,10 +493,10 @@ class DraftingExecutor(FakeExecutor):
         drafter's with its own."""
         places = self._places(b, slot, np.arange(length))
         if self._block:
-            return bool((b[self._pages][places] == b["layers.1.k_pages"][places]).all())
+            return bool((b[BLOCK_PAGES][places] == b["layers.1.k_pages"][places]).all())
         tokens, at = b["layers.1.k_pages"][places].T
         after = [*tokens[1:].tolist(), token]
-        return bool((b["mtp.k_pages"][places] == np.stack([after, at], 1)).all())
+        return bool((b[HEAD_PAGES][places] == np.stack([after, at], 1)).all())
 
 
 class TowerExecutor:

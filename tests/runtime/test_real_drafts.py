@@ -90,4 +90,7 @@ def test_a_restored_prefix_drafts_what_a_computed_one_does(
     assert [e.token for e in events] == [e.token for e in expected]
     same = warm_drafts[-12:] == cold_drafts[-12:]
     assert same == (kept != "lost")
-    assert events[-1].by_source is not None and [*events[-1].by_source] == ["dflash"]
+    assert events[-1].by_source is not None and [*events[-1].by_source] == [
+        *(["text"] if block_drafting.limits.suffix else []),
+        "dflash",
+    ]

@@ -88,13 +88,18 @@ def swiglu(name: str, hidden: int, inner: int, group: str = "") -> Swiglu:
 
 
 def _attention(c: ModelConfig, name: str) -> GatedAttention:
-    """The scales of an FP8 cache have modelopt's names, and compressed-tensors'."""
+    """The scales of an FP8 cache have modelopt's names, compressed-tensors', or vLLM's."""
     q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
     heads = by_rows((c.kv_heads, c.head_dim), shared=True)
     k_scales, v_scales = (
         tuple(
             Tensor(f"{name}.{scale}", (), ValueKind.CACHE_SCALE)
-            for scale in (f"{side}_proj.{side}_scale", f"{side}_scale")
+            for scale in (
+                f"{side}_proj.output_scale",
+                f"{side}_proj.{side}_scale",
+                f"attn.{side}_scale",
+                f"{side}_scale",
+            )
         )
         for side in "kv"
     )

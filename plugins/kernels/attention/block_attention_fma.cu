@@ -4,10 +4,10 @@
 // Block (part, kv head, row) has CHUNK positions of the window, the last part the block's own keys;
 // KEYS at a time are in shared memory as bf16 (e4m3 codes are exact). For scores a lane has a key
 // and a warp every WARPS-th query, so shuffles alone make the softmax; for sums a thread has a
-// dimension. The last part of a (row, kv head) to arrive merges all in their order and resets the
-// counter. Not timed yet (benchmarks/log/sampling/block_drafter.md).
-// Macros: those of attention_kv_pages.cuh; TOKENS (of a row), WINDOW, CHUNK (a multiple of KEYS),
-// THREADS.
+// dimension. The last part of a (row, kv head) to arrive merges all in their order, with a part in
+// each lane for their shares, and resets the counter (benchmarks/log/sampling/block_drafter.md).
+// Macros: those of attention_kv_pages.cuh; TOKENS (of a row), WINDOW, CHUNK (a multiple of KEYS; up
+// to 32 parts), THREADS.
 #include "attention/attention_kv_pages.cuh"
 
 constexpr int KEYS = 32, GROUP = HEADS / KV_HEADS, QUERIES = GROUP * TOKENS, WARPS = THREADS / 32;
@@ -68,7 +68,7 @@ DEVICE void load_block(Tiles& tiles, const u16* first, const float (&weight)[VEC
 // The positions from `from` on; behind `end` the last one again, which is not seen.
 DEVICE void load_context(Tiles& tiles, const u8* k_pages, const u8* v_pages, const int* table,
                          int kv, int from, int end) {
-#pragma unroll 1
+#pragma unroll 4
   for (int i = threadIdx.x; i < KEYS * D / 8; i += THREADS) {
     const int t = i / (D / 8), at = i % (D / 8), position = min(from + t, end - 1);
     const i64 offset = page_offset(table[position / PAGE], kv, position);
@@ -118,24 +118,29 @@ DEVICE void add(const Tiles& tiles, Softmax& s, int dim, int share) {
   }
 }
 
-// The quotient of a query's dimension over `active` parts.
-DEVICE float merged(const float* sums, const float* stats, i64 first, int active, int dim) {
-  float highest = -1e30f, all = 0.0f, value = 0.0f;
-#pragma unroll 1
-  for (int p = 0; p < active; ++p)
-    highest = fmaxf(highest, __ldcg(stats + (first + p * QUERIES) * 2));
-#pragma unroll 1
-  for (int p = 0; p < active; ++p) {
-    const i64 at = first + p * QUERIES;
-    const float less = __expf(__ldcg(stats + at * 2) - highest);
-    all = fmaf(__ldcg(stats + at * 2 + 1), less, all);
-    value = fmaf(__ldcg(sums + at * D + dim), less, value);
+// The share of each part, a lane's, in the results of a warp's queries.
+DEVICE void share_parts(Tiles& tiles, const float* stats, int active, int warp) {
+#pragma unroll
+  for (int i = 0; i < OWN; ++i) {
+    const int q = min(warp + i * WARPS, QUERIES - 1), lane = lane_id();
+    const float2 part = lane < active ? __ldcg((const float2*)stats + lane * QUERIES + q)
+                                      : make_float2(-1e30f, 0.0f);
+    const float less = __expf(part.x - warp_max(part.x)), all = warp_sum(part.y * less);
+    tiles.weights[lane][q] = less / all;
   }
-  return value / all;
+}
+
+// A query's dimension over `active` parts.
+DEVICE float merged(const Tiles& tiles, const float* sums, int active, int q) {
+  float value = 0.0f;
+#pragma unroll 8
+  for (int p = 0; p < active; ++p)
+    value = fmaf(tiles.weights[p][q], __ldcg(sums + (i64)p * QUERIES * D), value);
+  return value;
 }
 
 // Grid: (parts, kv heads, rows). `sums`, `stats`: [row, kv head, part, query] of D and of 2.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     block_attention(const u16* qkv, const float* q_norm, const float* k_norm, const float* inv_freq,
                     const int* offsets, const float* kv_scale, const u8* k_pages, const u8* v_pages,
                     const int* page_table, const int* slots, const int* starts, const int* counts,
@@ -162,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int active = (behind + CHUNK - 1) / CHUNK + 1;  // parts with keys
   const bool own = part == parts - 1, coded = KV_FP8 && !own;
   if (!own && part * CHUNK >= behind) return;
-#pragma unroll 1
+#pragma unroll 4
   for (int q = warp; q < QUERIES; q += WARPS) {
     const int t = q % TOKENS;
     const u16* from = tokens + (i64)t * TOKEN + (kv * GROUP + q / TOKENS) * D;
@@ -200,10 +205,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       sums[(base + share + i * SHARES) * D + dim] = s.sum[i] * (coded ? kv_scale[1] : 1.0f);
 #pragma unroll
   for (int i = 0; i < OWN; ++i)
-    if (lane == 0 && warp + i * WARPS < QUERIES) {
-      float* of = stats + (base + warp + i * WARPS) * 2;
-      of[0] = s.top[i], of[1] = s.total[i];
-    }
+    if (lane == 0 && warp + i * WARPS < QUERIES)
+      ((float2*)stats)[base + warp + i * WARPS] = make_float2(s.top[i], s.total[i]);
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) last = count_up(arrived + group) == active - 1;
@@ -211,7 +214,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (!last) return;
   __threadfence();
   if (threadIdx.x == 0) arrived[group] = 0;
-#pragma unroll 1
+  share_parts(tiles, stats + begin * 2, active, warp);
+  __syncthreads();
+#pragma unroll 4
   for (int q = share; q < QUERIES; q += SHARES)
-    out(q) = to_bf16(merged(sums, stats, begin + q, active, dim));
+    out(q) = to_bf16(merged(tiles, sums + (begin + q) * D + dim, active, q));
 }

@@ -10,7 +10,7 @@ from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
 )
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 
-CHUNK = 128  # positions of a part
+CHUNK, MOST_PARTS = 128, 32  # positions of a part, at least; parts of a row's kv head
 MOST_QUERIES = 64  # of a kv head: a thread has a sum for each
 MOST_SHARED = 48 << 10
 KERNEL = Kernel(
@@ -39,10 +39,12 @@ def _refuse(node: Node) -> str | None:
 def _plan(node: Node) -> Plan:
     s, rows, window = sizes(node), node.dim("rows"), node.number("window")
     longest = node.dim("MP") * s.page
-    parts = -(-min(window - 1, longest) // CHUNK) + 1
+    keys = min(window - 1, longest)
+    chunk = CHUNK * max(1, -(-keys // (CHUNK * (MOST_PARTS - 1))))
+    parts = -(-keys // chunk) + 1
     threads = max(128, s.dim)
     macros = {**pages_macros(node, s.heads), "TOKENS": s.tile, "WINDOW": window}
-    macros |= {"CHUNK": CHUNK, "THREADS": threads}
+    macros |= {"CHUNK": chunk, "THREADS": threads}
     groups = rows * s.kv_heads
     queries = groups * parts * s.group * s.tile
     arrived = Scratch(4 * groups, zeroed=True)

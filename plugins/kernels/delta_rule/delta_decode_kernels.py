@@ -26,9 +26,12 @@ ARGS = (
 EARLY = Early(begins=True, lets=True)
 DECODE = Kernel("gdn_decode", ARGS, early=EARLY)
 ROUND = Kernel("gdn_round", ARGS, source="delta_rule/delta_round_fma.cu", early=EARLY)
-CHUNK = Kernel("gdn_round", ARGS, source="delta_rule/delta_round_mma.cu", early=EARLY)
 COPIES = 2  # quantised copies that one launch writes at most
-ROUND_WARPS = 16  # of a multiprocessor, so that a round has 128 registers
+ROUND_BLOCKS = {
+    16: 1,
+    8: 2,
+    4: 4,
+}  # by warps: of a multiprocessor, so that a round has 128 registers
 RESERVED = 1024  # bytes of shared memory that a block takes in addition
 
 
@@ -83,13 +86,12 @@ class Problem:
     def _round(self, shape: HeadBlocks, heads: int, ages: int) -> int:
         """Bytes of `Round`."""
         ahead, values = self.drafts + self.tile, heads * self.value_dim
-        floats = (ages + ahead) * (values + self.key_dim + heads) + ahead * heads * self.ring
+        # Of a token's products and of a position's decays.
+        most = ages + ahead if shape.chunked else self.ring
+        floats = (ages + ahead) * (values + self.key_dim + heads) + ahead * heads * most
+        floats += 16 * self.key_dim if shape.chunked else 0  # operands
         token = 2 * self.key_dim + values * (2 if self.fused else 1)
-        if shape.chunked:  # operands, products, decays
-            entries, columns = -(-(ages + ahead) // 16) * 16, -(-self.tile // 4) * 8
-            floats += 8 * (ages + ahead) + 2 * columns * self.key_dim
-            floats += heads * entries * (columns + self.tile)
-        floats += self.tile * (token + 2 * heads * (-(-ages // 4) * 4 + 4))
+        floats += self.tile * (token + 2 * heads * (-(-(most - 1) // 4) * 4 + 4))
         return self._staged(shape) + 4 * floats + 256
 
     @staticmethod
@@ -120,10 +122,8 @@ def refuse(node: Node, shape: HeadBlocks) -> str | None:
     p, target = Problem.of(node), node.target
     if p.lanes not in (4, 8, 16, 32):
         return f"a row of {p.key_dim} {p.state} is no 4, 8, 16 or 32 lanes of 16 bytes"
-    if shape.chunked and (p.tile < 2 or not p.fused):
-        return f"{p.tile} tokens are no round of several"
-    if shape.chunked and p.state is DType.BF16:
-        return "a bf16 state is rounded by each fold, which a whole round does not wait for"
+    if shape.chunked and (why := _refuse_chunk(p)) is not None:
+        return why
     chunk = p.accesses * 32 // p.lanes
     if p.value_dim % max(chunk, 16):
         return f"{p.value_dim} value rows do not come in chunks of {max(chunk, 16)}"
@@ -132,13 +132,23 @@ def refuse(node: Node, shape: HeadBlocks) -> str | None:
     if shape.grouped and p.repeat == 1:
         return "a key head has one value head: nothing to group"
     blocks = p.rows * p.key_heads * p.repeat // p.heads(shape)
-    if shape.warps > 8 and not shape.chunked and blocks > target.sms:
+    if shape.warps > 8 and blocks > target.sms:
         return f"{blocks} blocks of {shape.warps} warps are more than {target.sms} multiprocessors"
     if p.heads(shape) > shape.warps:
         return f"{p.repeat} value heads a key head are more than {shape.warps} warps"
     if p.shared(shape) > target.shared_bytes:
         return f"{p.shared(shape)} bytes of shared memory are more than {target.shared_bytes}"
     return _refuse_ends(p, node) if p.fused else None
+
+
+def _refuse_chunk(p: Problem) -> str | None:
+    if not (p.fused and 2 < p.tile <= 4):
+        return f"{p.tile} tokens are no round of three or four of the fused op"
+    if p.state is not DType.F32:
+        return f"products of tf32 are of states in f32, not in {p.state}"
+    if (entries := p.ring - 1 + p.drafts + p.tile) > 32:
+        return f"{entries} records and tokens are more than the lanes of a warp"
+    return None
 
 
 def _refuse_ends(p: Problem, node: Node) -> str | None:
@@ -159,8 +169,7 @@ def plan(node: Node, shape: HeadBlocks) -> Plan:
     # Several blocks read a key head's channels, which the last of them shifts.
     if p.fused and not p.drafts and p.repeat > p.heads(shape):
         node = node.with_scratch(readers=Scratch(p.rows * p.key_heads * 4, zeroed=True))
-    kernel = CHUNK if shape.chunked else ROUND if p.drafts else DECODE
-    launch = kernel.launch(
+    launch = (ROUND if p.drafts else DECODE).launch(
         node,
         (p.key_heads * p.repeat // p.heads(shape), p.rows),
         32 * shape.warps,
@@ -173,11 +182,13 @@ def plan(node: Node, shape: HeadBlocks) -> Plan:
 
 
 def _macros(p: Problem, shape: HeadBlocks, node: Node) -> dict[str, float]:
-    most = ROUND_WARPS // shape.warps if p.drafts else shape.blocks
     resident = (node.target.shared_bytes + RESERVED) // (p.shared(shape) + RESERVED)
     return {
         "ACT_F32": p.single,
-        "BLOCKS": max(1, min(shape.blocks, resident, most)),
+        "BLOCKS": max(
+            1, min(shape.blocks, resident, ROUND_BLOCKS[shape.warps] if p.drafts else resident)
+        ),
+        "CHUNKED": shape.chunked,
         "COPIES": p.copies,
         "DRAFTS": p.drafts,
         "EPS": node.real("eps") if p.fused else 0.0,
@@ -211,7 +222,7 @@ def cost(node: Node, shape: HeadBlocks) -> float:
     over = 1.1 if shape.stages else 1.13
     if not shape.grouped and (p.ring or p.state.itemsize == 2):
         over += 0.2  # less to move behind each block's start and end
-    over += 0.15 * (p.tile - 1)
+    over += 0.15 * (p.tile - 1) + 0.05 * shape.chunked  # chosen by measured times alone
     return over * moved / (target.bandwidth * reached) + 4e-6
 
 

@@ -14,13 +14,9 @@ constexpr int ROWS = G * VD;                   // value rows of this block
 constexpr int LANE_ROWS = (ROWS + 127) / 128;  // of them fours that a lane has
 constexpr int COLUMNS = TAPS + DRAFTS;         // of the convolution's state
 
-#if CHUNKED
-constexpr int KEY_TILES = (WINDOW + 15) / 16, PARTS_OF_TOKENS = (TILE + 3) / 4;
-constexpr int STRIDE = ROWS + 8;  // of deltas: four entries of one row are in different banks
-#else
-constexpr int STRIDE = ROWS;
-#endif
-constexpr int AGES = (MAX_LAG + 3) / 4 * 4;
+// The most age of a record that a token's sums have: CHUNKED: no token of the round folds.
+constexpr int MOST_AGE = CHUNKED ? WINDOW - 1 : MAX_LAG;
+constexpr int AGES = (MOST_AGE + 3) / 4 * 4;
 // Of a token and value head: its query (or key) times the key of so much age, with its decay.
 // With those of the key: beta, and key times query.
 struct alignas(16) Products {
@@ -33,27 +29,18 @@ struct Round {
   alignas(128) char state[WARPS][STAGES][CHUNK];
   u64 full[WARPS][STAGES];
 #endif
-  alignas(16) float deltas[WINDOW][STRIDE];
+  alignas(16) float deltas[WINDOW][ROWS];
   float keys[WINDOW][KD];
   float c[TILE][LOCAL];  // q, k, v by token; then q and k normalised, and o where v was
 #if FUSED
   float gate[TILE][ROWS];  // norm weight * silu(z)
 #endif
-  float g[G][WINDOW];  // logarithms of decays
+  Products products[TILE][G][2];  // of the key, of the query
 #if CHUNKED
-  // Keys and queries as operands, their high and low parts (delta_round_chunk.cuh).
-  float4 operands[LANES / 4][EPL / 4][PARTS_OF_TOKENS][2][32];
-  // Of a token the products of its key and of its query with the key of a window's entry, with the
-  // decay since; zeros where the entry is behind the token or not live.
-  float2 products[G][KEY_TILES * 16][PARTS_OF_TOKENS * 4];
-  float decay[G][TILE][KEY_TILES * 16];  // over a token and all before it, from an entry on
-  float beta[TILE][G];
-  DEVICE float& beta_of(int j, int mine) { return beta[j][mine]; }
-#else
-  Products products[TILE][G][2];   // of the key, of the query
-  float decay[AHEAD][G][RECORDS];  // over a position and the n before it
-  DEVICE float& beta_of(int j, int mine) { return products[j][mine][0].beta; }
+  float operands[LANES / 4][2][32][EPL];  // of the keys and queries: delta_round_chunk.cuh
 #endif
+  float g[G][WINDOW];                   // logarithms of decays
+  float decay[AHEAD][G][MOST_AGE + 1];  // over a position and the n before it
 };
 
 // A row's slot's ring, its first position and tokens, what is stored.
@@ -135,26 +122,21 @@ DEVICE void make_rates(Round& s, const Place& p, const act* ba, const float* a_l
     const float b = widen(ba[(i64)j * 2 * HV + h]), a = widen(ba[(i64)j * 2 * HV + HV + h]);
     const float g = __fmul_rn(-expf(a_log[h]), softplus(a + dt_bias[h]));
     s.g[mine][p.entry(p.start + j)] = g;
-    s.beta_of(j, mine) = sigmoid(b);
+    s.products[j][mine][0].beta = sigmoid(b);
     p.ring_out[record_at(p.start + j) + DECAYS_AT + h] = g;
   }
 }
 
 #if CHUNKED
-// The part that a product of tf32 takes exactly; x less it is taken to as many bits again.
+// What tf32 has of x; it has as many bits again of the rest.
 DEVICE float tf32_part(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
-// A lane's elements of a key or query as column `n` of the right operands.
+// A lane's elements of a key or query as column `n` of the right operand, in two parts.
 DEVICE void put_operand(Round& s, int n, const float (&x)[EPL], int lane) {
-  const int to = n % 8 * 4 + lane % 4;
+  float high[EPL], low[EPL];
 #pragma unroll
-  for (int e = 0; e < EPL; e += 4) {
-    float high[4], low[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) high[i] = tf32_part(x[e + i]), low[i] = x[e + i] - high[i];
-    auto& part = s.operands[lane / 4][e / 4][n / 8];
-    part[0][to] = {high[0], high[1], high[2], high[3]};
-    part[1][to] = {low[0], low[1], low[2], low[3]};
-  }
+  for (int e = 0; e < EPL; e++) high[e] = tf32_part(x[e]), low[e] = x[e] - high[e];
+  put(s.operands[lane / 4][0][4 * n + lane % 4], high);
+  put(s.operands[lane / 4][1][4 * n + lane % 4], low);
 }
 #endif
 // A token's unit key and scaled unit query, their product, and the key's record.
@@ -170,11 +152,9 @@ DEVICE void make_units(Round& s, const Place& p, int j, int head, int lane) {
   qq = 1.f / sqrtf(lane_sum<LANES>(qq) + 1e-6f) * (1.f / sqrtf((float)KD));
 #pragma unroll
   for (int e = 0; e < EPL; e++) k[e] *= kk, q[e] *= qq, dot = fmaf(k[e], q[e], dot);
-#if !CHUNKED
   dot = lane_sum<LANES>(dot);
   __syncwarp();
   if (lane < G) s.products[j][lane][0].dot = dot;
-#endif
   if (lane >= LANES) return;
 #if CHUNKED
   put_operand(s, 2 * j, k, lane), put_operand(s, 2 * j + 1, q, lane);
@@ -184,12 +164,21 @@ DEVICE void make_units(Round& s, const Place& p, int j, int head, int lane) {
   for (int e = 0; e < EPL; e += 4) {
     const float4 key = {k[e], k[e + 1], k[e + 2], k[e + 3]};
     *(float4*)&s.keys[p.entry(p.start + j)][at + e] = key;
-#if !CHUNKED
     *(float4*)&s.c[j][at + e] = {q[e], q[e + 1], q[e + 2], q[e + 3]};
     *(float4*)&s.c[j][KD + at + e] = key;
-#endif
     if (head % R == 0) *(float4*)(record + e) = key;
   }
+}
+// Of the i-th position from `done`: the decay over it and the n before it, n up to MOST_AGE.
+DEVICE void sum_decays(Round& s, int i, int mine, int lane) {
+  const int most = CHUNKED ? MAX_LAG + i : MAX_LAG;
+  float since = lane >= 1 && lane <= most ? s.g[mine][MAX_LAG + i - lane] : 0.f;
+#pragma unroll
+  for (int off = 1; off <= MOST_AGE; off *= 2) {
+    float before = __shfl_up_sync(~0u, since, off);
+    if (lane >= off) since += before;
+  }
+  if (lane <= MOST_AGE) s.decay[i][mine][lane] = expf(__fadd_rn(s.g[mine][MAX_LAG + i], since));
 }
 // The numbers at `from`, a multiple of four of them.
 template <int N>
@@ -198,5 +187,39 @@ DEVICE void take(float (&x)[N], const float* from) {
   for (int e = 0; e < N; e += 4) {
     const float4 four = *(const float4*)(from + e);
     x[e] = four.x, x[e + 1] = four.y, x[e + 2] = four.z, x[e + 3] = four.w;
+  }
+}
+// The products of a token's key and query with the keys before it, LANES lanes a token; ages come
+// SIDE at a time, so that they are summed as rows of a chunk are.
+constexpr int SIDE = ACCESSES < 8 ? ACCESSES : 8;
+DEVICE void dot_keys(Round& s, const Place& p, int warp, int lane) {
+  const int in = lane % LANES;
+#pragma unroll 1
+  for (int t = warp * ACCESS_ROWS; t < p.tokens; t += WARPS * ACCESS_ROWS) {
+    const int j = min(t + lane / LANES, p.tokens - 1), here = p.entry(p.start + j);
+    const int most = CHUNKED ? here : MAX_LAG;
+    float k[EPL], q[EPL];
+    take(k, &s.c[j][KD + in * EPL]), take(q, &s.c[j][in * EPL]);
+#pragma unroll
+    for (int first = 1; first <= MOST_AGE; first += SIDE) {
+      float v[2 * SIDE];
+#pragma unroll
+      for (int u = 0; u < SIDE; u++) {
+        float key[EPL], kk = 0.f, qk = 0.f;
+        if (first + u <= most) {
+          take(key, &s.keys[here - first - u][in * EPL]);
+#pragma unroll
+          for (int e = 0; e < EPL; e++) kk = fmaf(k[e], key[e], kk), qk = fmaf(q[e], key[e], qk);
+        }
+        v[u] = kk, v[SIDE + u] = qk;
+      }
+      const float sum = transposed_sum<2 * SIDE>(v, lane);
+      constexpr int COPIES_OF = LANES / (2 * SIDE);  // neighbours that hold the same sum
+      const int value = in / COPIES_OF, age = first + value % SIDE;
+      if (age <= most)
+        for (int mine = in % COPIES_OF; mine < G; mine += COPIES_OF)
+          s.products[j][mine][value / SIDE].by_age[age - 1] =
+              s.decay[p.behind() + j][mine][age - 1] * sum;
+    }
   }
 }

@@ -13,11 +13,7 @@
 constexpr int LANES = KD * STATE_BYTES / 16;
 constexpr int EPL = 16 / STATE_BYTES;    // elements per lane of a row
 constexpr int ACCESS_ROWS = 32 / LANES;  // rows of one 16-byte access of a warp
-#if CHUNKED
-constexpr int ACCESSES = LANES / 2;  // chunks of 16 rows
-#else
-constexpr int ACCESSES = LANES < 16 ? LANES / 2 : STATE_BYTES == 4 ? 8 : 4;
-#endif
+constexpr int ACCESSES = CHUNKED || LANES < 16 ? LANES / 2 : STATE_BYTES == 4 ? 8 : 4;
 constexpr int CHUNK_ROWS = ACCESSES * ACCESS_ROWS;
 constexpr int CHUNK = ACCESSES * 512;  // bytes
 constexpr int CHUNKS = G * VD / CHUNK_ROWS;
@@ -49,11 +45,7 @@ DEVICE uint4 packed(const float (&s)[EPL]) {
 // The lane's i-th 16 bytes of a chunk. CHUNKED: of rows lane / 4 and lane / 4 + 8 in turn, so that
 // four neighbours have columns of a left operand.
 DEVICE int place_in_chunk(int i, int lane) {
-#if CHUNKED
-  return (lane / 4 + i % 2 * 8) * LANES + i / 2 * 4 + lane % 4;
-#else
-  return lane + 32 * i;
-#endif
+  return CHUNKED ? (lane / 4 + i % 2 * 8) * LANES + i / 2 * 4 + lane % 4 : lane + 32 * i;
 }
 DEVICE void store_chunk(char* to, const uint4 (&raw)[ACCESSES], int lane) {
 #pragma unroll

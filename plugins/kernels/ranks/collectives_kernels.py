@@ -23,7 +23,6 @@ ONE_SHOT, TWO_SHOT, PUSH = ALGORITHMS = ("one_shot", "two_shot", "push")  # numb
 # between two H200s (benchmarks/results/kernels/all_reduce_h200_tp2.json); the others are derived.
 LATENCY = {ONE_SHOT: 4e-6, TWO_SHOT: 6e-6, PUSH: 2.5e-6}
 PEER_BANDWIDTH = 300e9
-ORDER = "ranks"
 SUM = Kernel("all_reduce", "x y count peers rank")
 SIDE_BY_SIDE = Kernel("gather_logits", "x y count peers rank")
 
@@ -111,11 +110,6 @@ def _cost(node: Node, algorithm: str) -> float:
     return exchange + 3 * nbytes / node.target.bandwidth
 
 
-def one_order(node: Node) -> str:
-    """`Candidate.reduction` of every sum over ranks."""
-    return ORDER
-
-
 def _plan_gather(node: Node) -> Plan:
     columns = node.dim("V/ranks") * node["x"].dtype.itemsize // VECTOR
     return _plan(SIDE_BY_SIDE, ONE_SHOT, node, COLUMNS=columns)
@@ -128,7 +122,7 @@ def _sum(algorithm: str) -> Candidate:
         partial(_plan_sum, algorithm=algorithm),
         partial(_cost, algorithm=algorithm),
         partial(_refuse_sum, algorithm=algorithm),
-        one_order,
+        nccl_kernels.one_order,
         why=WHY[algorithm],
     )
 

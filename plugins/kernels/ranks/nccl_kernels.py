@@ -108,13 +108,14 @@ def _cost_parts(node: Node) -> float:
     return _cost(node) + KERNEL + read
 
 
-def _in_order(node: Node) -> str | None:
-    return "ranks"  # as the algorithms of one host
+def one_order(node: Node) -> str:
+    """`Candidate.reduction` of every sum over ranks, on one host too."""
+    return "ranks"
 
 
 SUMS = (
-    Candidate("nccl_sum", SOURCE, _plan_sum, _cost, _refuse_own_order, _in_order, "two hosts"),
-    Candidate("nccl_parts", SOURCE, _plan_parts, _cost_parts, _refuse_sum, _in_order, "more hosts"),
+    Candidate("nccl_sum", SOURCE, _plan_sum, _cost, _refuse_own_order, one_order, "two hosts"),
+    Candidate("nccl_parts", SOURCE, _plan_parts, _cost_parts, _refuse_sum, one_order, "more hosts"),
 )
 LOGITS = (
     Candidate("nccl_gather", SOURCE, _plan_logits, _cost_parts, refuse_logits, why="several hosts"),

@@ -11,6 +11,7 @@ from spark_engine.kernel import Attrs, Early, Plan
 from spark_engine.op import Op
 from spark_engine.plugins.kernels.common import row_quant as rq
 from spark_engine.plugins.kernels.ranks import collectives_kernels as collectives
+from spark_engine.plugins.kernels.ranks import nccl_kernels
 from spark_engine.plugins.kernels.rowwise import norm_quant_kernels
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 
@@ -92,7 +93,7 @@ def _joined(algorithm: str, ops: Ops) -> Candidate:
         partial(_plan, algorithm=algorithm),
         partial(_cost, algorithm=algorithm, ops=ops),
         partial(_refuse, algorithm=algorithm, ops=ops),
-        collectives.one_order,
+        nccl_kernels.one_order,
         why="few rows: the norm in the launch of the sum",
     )
 
@@ -104,7 +105,7 @@ def _apart(total: Candidate, ops: Ops) -> Candidate:
         partial(_plan_apart, total=total, ops=ops),
         partial(_cost_apart, total=total, ops=ops),
         partial(_refuse_apart, total=total, ops=ops),
-        collectives.one_order,
+        nccl_kernels.one_order,
         why="many rows: each launch fills the GPU",
     )
 

@@ -68,14 +68,14 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The append of `paged_attention`'s body."""
     f, node = Text(), OP.named(attrs, specs)
     s = sizes_of(attrs, node.dim("page"))
-    rows, n = expand_rows(f, s.tile, node.dim("rows"))
+    rows = expand_rows(f, s.tile)
     s = replace(s, tile=1)
     longest = node.dim("MP") * s.page
-    both = f("Reshape", f.cast("kv", DType.F32), [n, 1, 2 * s.kv_heads, s.dim])
-    both = f("Where", f("Reshape", f("Greater", rows.counts, 0), [n, 1, 1, 1]), both, 0.0)
+    both = f("Reshape", f.cast("kv", DType.F32), [-1, 1, 2 * s.kv_heads, s.dim])
+    both = f("Where", f("Unsqueeze", f("Greater", rows.counts, 0), [1, 2, 3]), both, 0.0)
     k, v = f.many(2, "Split", both, axis=2, num_outputs=2)
     _, k = turned(f, s, rows, {"k_norm": k}, longest, node)
-    append(f, s, rows, page_ids(f, rows, node.dim("P+1")), (k, v), n, longest)
+    append(f, s, rows, page_ids(f, rows, node.dim("P+1")), (k, v), longest)
     return f.function(NAME, OP.inputs, OP.outputs)
 
 

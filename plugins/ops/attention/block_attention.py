@@ -82,13 +82,13 @@ def _turned(x: paged_attention.Wide, turns: Array, inv_freq: Array) -> paged_att
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The window before each row's block, gathered and masked, then one softmax."""
     f, node = Text(), OP.named(attrs, specs)
-    s, n, window = sizes_of(attrs, node.dim("page")), node.dim("rows"), node.number("window")
+    s, window = sizes_of(attrs, node.dim("page")), node.number("window")
     longest = node.dim("MP") * s.page
     far = min(window - 1, longest)
     rows = read_rows(f, "slots", "starts", "counts")
     live = over(f, f("Greater", rows.counts, 0), [1, 2, 3])
     x = f.cast("qkv", DType.F32)
-    x = f("Reshape", x, [n, s.tile, s.heads + 2 * s.kv_heads, s.dim])
+    x = f("Reshape", x, [-1, s.tile, s.heads + 2 * s.kv_heads, s.dim])
     x = f("Where", live, x, 0.0)
     q, k, v = f.many(3, "Split", x, [s.heads, s.kv_heads, s.kv_heads], axis=2)
     _, q, k = turned(f, s, rows, {"q_norm": q, "k_norm": k}, longest, node)
@@ -99,30 +99,30 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
         there = f("And", f("GreaterOrEqual", back, 0), over(f, f("Greater", rows.counts, 0), [1]))
         at = f("Clip", back, 0, longest - 1)
         page = f("GatherElements", page_ids(f, rows, node.dim("P+1")), f("Div", at, s.page), axis=1)
-        where = indices(f, s, [n, far], page, f("Mod", at, s.page))
+        where = indices(f, s, page, f("Mod", at, s.page))
         exists = over(f, there, [2, 3])
-        keys = f("Concat", _context(f, s, where, exists, n, far, 0), k, axis=1)
-        values = f("Concat", _context(f, s, where, exists, n, far, 1), v, axis=1)
+        keys = f("Concat", _context(f, s, where, exists, far, 0), k, axis=1)
+        values = f("Concat", _context(f, s, where, exists, far, 1), v, axis=1)
         distance = np.arange(s.tile)[:, None] + np.arange(far, 0, -1)[None]
         near = f("And", over(f, there, [1]), (distance < window)[None])  # [rows, tile, far]
         seen = f("Concat", near, seen, axis=2)
-    by_kv = f("Reshape", q, [n, s.tile, s.kv_heads, s.group, s.dim])
+    by_kv = f("Reshape", q, [-1, s.tile, s.kv_heads, s.group, s.dim])
     q = f("Transpose", by_kv, perm=[0, 2, 3, 1, 4])  # [rows, nkv, group, tile, D]
     scores = f("MatMul", q, f("Unsqueeze", f("Transpose", keys, perm=[0, 2, 3, 1]), [2]))
     scores = f("Where", over(f, seen, [1, 2]), f("Mul", scores, 1 / math.sqrt(s.dim)), -1e30)
     weights = f("Exp", f("Sub", scores, f("ReduceMax", scores, [4], keepdims=1)))
     o = f("MatMul", weights, f("Unsqueeze", f("Transpose", values, perm=[0, 2, 1, 3]), [2]))
     o = f("Div", o, f("ReduceSum", weights, [4], keepdims=1))
-    o = f("Reshape", f("Transpose", o, perm=[0, 3, 1, 2, 4]), [n * s.tile, s.heads * s.dim])
+    o = f("Reshape", f("Transpose", o, perm=[0, 3, 1, 2, 4]), [-1, s.heads * s.dim])
     f.cast(o, node["qkv"].dtype, out="o")
     return f.function("block_attention", OP.inputs, OP.outputs)
 
 
-def _context(f: Text, s: Sizes, where: str, exists: str, n: int, far: int, which: int) -> str:
+def _context(f: Text, s: Sizes, where: str, exists: str, far: int, which: int) -> str:
     """f32 [rows, far, nkv, D] of keys (0) or values (1); 0 where there is no position."""
     x = f("GatherND", ("k_pages", "v_pages")[which], where)
     if s.storage is DType.U8:
-        x = fp8_codes.decode(f, x, [n, far, s.kv_heads, s.dim])
+        x = fp8_codes.decode(f, x, [-1, far, s.kv_heads, s.dim])
         x = f("Mul", x, f("Gather", "kv_scale", which))
     return f("Where", exists, f.cast(x, DType.F32), 0.0)
 

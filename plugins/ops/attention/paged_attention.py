@@ -126,19 +126,19 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 
 def fragment(f: Text, node: Named, out: str = "") -> str:
     """Writes the body over the operands' names, with the results of PAGES; returns o's name."""
-    s, n = sizes_of(node.attrs, node.dim("page")), node.dim("rows")
+    s = sizes_of(node.attrs, node.dim("page"))
     if s.tile <= ROUND:
-        rows, n = expand_rows(f, s.tile, n)
+        rows = expand_rows(f, s.tile)
         s = replace(s, tile=1)
     else:
         rows = read_rows(f, "slots", "starts", "counts")
     longest = node.dim("MP") * s.page
-    q, k, v, limits = project(f, s, rows, n, longest, node)
+    q, k, v, limits = project(f, s, rows, longest, node)
     table = page_ids(f, rows, node.dim("P+1"))
-    append(f, s, rows, table, (k, v), n, longest)
-    o = attend(f, s, rows, q, limits, table, n)  # [rows, nkv, group·tile, D]
-    o = f("Reshape", o, [n, s.heads, s.tile, s.dim])
-    o = f("Reshape", f("Transpose", o, perm=[0, 2, 1, 3]), [n * s.tile, s.heads * s.dim])
+    append(f, s, rows, table, (k, v), longest)
+    o = attend(f, s, rows, q, limits, table)  # [rows, nkv, group·tile, D]
+    o = f("Reshape", o, [-1, s.heads, s.tile, s.dim])
+    o = f("Reshape", f("Transpose", o, perm=[0, 2, 1, 3]), [-1, s.heads * s.dim])
     return f.cast(o, node["qkv"].dtype, out)
 
 

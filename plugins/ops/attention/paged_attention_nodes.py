@@ -4,7 +4,7 @@ They use the names of the op's operands; the formula is in paged_attention.py.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -36,26 +36,24 @@ def check(node: Named) -> str | None:
     return None
 
 
-def project(
-    f: Text, s: Sizes, rows: Rows, n: int, longest: int, node: Named
-) -> tuple[str, str, str, str]:
+def project(f: Text, s: Sizes, rows: Rows, longest: int, node: Named) -> tuple[str, str, str, str]:
     """(q as `_columns` makes it, k and v [rows,tile,nkv,D], limits), f32.
 
     limits int64 [rows,1,group·tile,1]: the position each query sees up to, −1 for none.
     """
     valid = valid_tokens(f, rows, s.tile)
     q_size, kv_size = 2 * s.heads * s.dim, s.kv_heads * s.dim
-    x = f("Reshape", f.cast("qkv", DType.F32), [n, s.tile, q_size + 2 * kv_size])
+    x = f("Reshape", f.cast("qkv", DType.F32), [-1, s.tile, q_size + 2 * kv_size])
     x = f("Where", over(f, valid, [2]), x, 0.0)
-    both = f("Reshape", f("Slice", x, [0], [q_size], [2]), [n, s.tile, s.heads, 2 * s.dim])
+    both = f("Reshape", f("Slice", x, [0], [q_size], [2]), [-1, s.tile, s.heads, 2 * s.dim])
     q = f("Slice", both, [0], [s.dim], [3])
-    kv_shape = [n, s.tile, s.kv_heads, s.dim]
+    kv_shape = [-1, s.tile, s.kv_heads, s.dim]
     k = f("Reshape", f("Slice", x, [q_size], [q_size + kv_size], [2]), kv_shape)
     v = f("Reshape", f("Slice", x, [q_size + kv_size], [q_size + 2 * kv_size], [2]), kv_shape)
     at, q, k = turned(f, s, rows, {"q_norm": q, "k_norm": k}, longest, node)
-    limits = f("Expand", over(f, f("Where", valid, at, -1), [1]), [n, s.group, s.tile])
-    limits = f("Reshape", limits, [n, 1, s.group * s.tile, 1])
-    return _columns(f, s, q, n), k, v, limits
+    limits = f("Expand", over(f, f("Where", valid, at, -1), [1]), [1, s.group, 1])
+    limits = f("Reshape", limits, [-1, 1, s.group * s.tile, 1])
+    return _columns(f, s, q), k, v, limits
 
 
 def turned(
@@ -77,7 +75,7 @@ def _turns(f: Text, s: Sizes, rows: Rows, longest: int, node: Named) -> tuple[st
         by_token = f("Reshape", offsets, [-1, ROPE_ROWS])
         offsets = f("Gather", by_token, axes(node.attrs, node.dim("R/2")), axis=1)
     elif tile > 1:
-        offsets = f("Expand", offsets, [node.dim("rows"), tile])
+        offsets = f("Expand", offsets, [1, tile])
     own = f("Reshape", offsets, [-1, s.tile, 1, node.dim("R/2") if tile == PREFILL_TILE else 1])
     return at, *cos_sin(f, f("Add", over(f, at, [2, 3]), own), "inv_freq")
 
@@ -87,7 +85,7 @@ def _normed(f: Text, x: str, weight: str, eps: float) -> str:
     return f("Mul", f("Div", x, f("Sqrt", f("Add", mean, eps))), weight)
 
 
-def _columns(f: Text, s: Sizes, q: str, n: int) -> str:
+def _columns(f: Text, s: Sizes, q: str) -> str:
     """q as columns, [rows, nkv, groups of columns, D, columns], scaled by softmax and key scale.
 
     No group has more columns than a page has rows: onnxruntime would cut such a product between
@@ -97,37 +95,35 @@ def _columns(f: Text, s: Sizes, q: str, n: int) -> str:
     if s.storage is DType.U8:
         q = f("Mul", q, f("Gather", "kv_scale", 0))
     if s.tile == 1:
-        by_head = f("Reshape", q, [n, s.kv_heads, 1, s.group, s.dim])
+        by_head = f("Reshape", q, [-1, s.kv_heads, 1, s.group, s.dim])
         return f("Transpose", by_head, perm=[0, 1, 2, 4, 3])
     width = math.gcd(s.tile, s.page)
-    split = f("Reshape", q, [n, s.tile // width, width, s.kv_heads, s.group, s.dim])
+    split = f("Reshape", q, [-1, s.tile // width, width, s.kv_heads, s.group, s.dim])
     moved = f("Transpose", split, perm=[0, 3, 4, 1, 5, 2])
-    return f("Reshape", moved, [n, s.kv_heads, -1, s.dim, width])
+    return f("Reshape", moved, [0, s.kv_heads, -1, s.dim, width])
 
 
-def append(
-    f: Text, s: Sizes, rows: Rows, table: str, kv: tuple[str, str], n: int, longest: int
-) -> None:
+def append(f: Text, s: Sizes, rows: Rows, table: str, kv: tuple[str, str], longest: int) -> None:
     """Writes k and v [rows,tile,nkv,D] to the pages: k_pages_out and v_pages_out."""
-    at = _append_indices(f, s, rows, table, n, longest)
+    at = _append_indices(f, s, rows, table, longest)
     for which, (name, x) in enumerate(zip(("k_pages", "v_pages"), kv, strict=True)):
         f("ScatterND", name, at, _stored(f, s, x, which), out=f"{name}_out")
 
 
-def _append_indices(f: Text, s: Sizes, rows: Rows, table: str, n: int, longest: int) -> str:
+def _append_indices(f: Text, s: Sizes, rows: Rows, table: str, longest: int) -> str:
     """int64 [rows, tile, nkv, 3]: (page, kv head, offset) of every token, the scratch page if the
     row does not have the token."""
     at = f("Clip", positions(f, rows, s.tile), 0, longest - 1)
     page = f("GatherElements", table, f("Div", at, s.page), axis=1)
     page = f("Where", valid_tokens(f, rows, s.tile), page, -1)
-    return indices(f, s, [n, s.tile], page, f("Mod", at, s.page))
+    return indices(f, s, page, f("Mod", at, s.page))
 
 
-def indices(f: Text, s: Sizes, shape: Sequence[int], page: str, offset: str) -> str:
-    """int64 [*shape, nkv, 3]: (page, kv head, offset), of `page` and `offset` int64 [*shape]."""
+def indices(f: Text, s: Sizes, page: str, offset: str) -> str:
+    """int64 [rows, n, nkv, 3]: (page, kv head, offset), of `page` and `offset` int64 [rows, n]."""
     heads = np.arange(s.kv_heads).reshape(1, 1, -1, 1)
-    parts = (over(f, page, [2, 3]), heads, over(f, offset, [2, 3]))
-    return f("Concat", *(f("Expand", x, [*shape, s.kv_heads, 1]) for x in parts), axis=3)
+    page, offset = (f("Expand", over(f, x, [2, 3]), [1, 1, s.kv_heads, 1]) for x in (page, offset))
+    return f("Concat", page, f("Expand", heads, f("Shape", page)), offset, axis=3)
 
 
 def _stored(f: Text, s: Sizes, x: str, which: int) -> str:
@@ -137,7 +133,7 @@ def _stored(f: Text, s: Sizes, x: str, which: int) -> str:
     return fp8_codes.encode(f, f("Div", x, f("Gather", "kv_scale", which)))
 
 
-def attend(f: Text, s: Sizes, rows: Rows, q: str, limits: str, table: str, n: int) -> str:
+def attend(f: Text, s: Sizes, rows: Rows, q: str, limits: str, table: str) -> str:
     """f32 [rows, nkv, group·tile, D]: a loop over full pages, then each row's last, partial one.
 
     Where a row has fewer full pages than the longest, it reads the longest row's first page, which
@@ -149,19 +145,18 @@ def attend(f: Text, s: Sizes, rows: Rows, q: str, limits: str, table: str, n: in
     covered = f("Sub", f("Mul", full, s.page), 1)  # the last position of the full pages
     within = f("Min", limits, over(f, covered, [1, 2, 3]))
     spare = f("Reshape", f("Gather", f("Gather", table, longest), 0, axis=1), [1])
-    queries = [n, s.kv_heads, s.group * s.tile]
-    state = (
-        f("Expand", HIDDEN, [*queries, 1]),
-        f("Expand", 0.0, [*queries, 1]),
-        f("Expand", 0.0, [*queries, s.dim]),
+    one, wide = (
+        f("Concat", f.length(table), [s.kv_heads, s.group * s.tile, size], axis=0)
+        for size in (1, s.dim)
     )
+    state = (f("Expand", HIDDEN, one), f("Expand", 0.0, one), f("Expand", 0.0, wide))
 
     def page_step(g: Text, index: str, go: str, *carried: str) -> tuple[str, ...]:
         own = g("Gather", table, index, axis=1)  # [rows]
         page = g("Where", g("Less", index, full), own, spare)
         at = g("Add", g("Mul", index, s.page), np.arange(s.page))
         values = _read(g, s, "v_pages_out", page)
-        new = _block(g, q, carried, _read(g, s, "k_pages_out", page), values, at, within)
+        new = _block(g, s, q, carried, _read(g, s, "k_pages_out", page), values, at, within)
         return g("Identity", go), *new
 
     loop = f.graph(5, page_step, LOOP_TYPES)
@@ -182,20 +177,19 @@ def _last_page(
     at = f("Add", f("Mul", f("Div", end, s.page), s.page), np.arange(s.page)[None])  # [rows, page]
     exists = over(f, f("Less", at, end), [1, 3])
     values = f("Where", exists, _read(f, s, "v_pages_out", page), 0.0)
-    return _block(
-        f, q, state, _read(f, s, "k_pages_out", page), values, over(f, at, [1, 2]), limits
-    )
+    keys = _read(f, s, "k_pages_out", page)
+    return _block(f, s, q, state, keys, values, over(f, at, [1, 2]), limits)
 
 
 def _block(
-    f: Text, q: str, state: tuple[str, ...], keys: str, values: str, at: str, limits: str
+    f: Text, s: Sizes, q: str, state: tuple[str, ...], keys: str, values: str, at: str, limits: str
 ) -> tuple[str, str, str]:
     """(maximum, sum, accumulator) after one block of keys and values at positions `at`."""
     top, total, sums = state
     seen = f("LessOrEqual", at, limits)  # [rows, 1, group·tile, page]
     product = f("MatMul", f("Unsqueeze", keys, [2]), q)  # [rows, nkv, groups, page, columns]
     across = f("Transpose", product, perm=[0, 1, 2, 4, 3])
-    scores = f("Reshape", across, f("Concat", f("Shape", top, end=3), [-1], axis=0))
+    scores = f("Reshape", across, [0, s.kv_heads, s.group * s.tile, -1])
     scores = f("Where", seen, scores, HIDDEN)
     higher = f("Max", top, f("ReduceMax", scores, [3], keepdims=1))
     weights = f("Where", seen, f("Exp", f("Sub", scores, higher)), 0.0)

@@ -117,22 +117,22 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 
 def fragment(f: Text, node: Named, names: tuple[str, str], outs: tuple[str, str]) -> None:
     """The body over `names` (x, weight), conv_state and the rows, written to `outs`."""
-    n, tile, drafts = node.dim("rows"), node.number("tile"), node.number("drafts")
+    tile, drafts = node.number("tile"), node.number("drafts")
     channels, taps = node.shape("C", "K")
     prefill = tile == PREFILL_TILE
-    rows = read_tiles(f, n) if prefill else read_rows(f, "slots", "starts", "counts")
+    rows = read_tiles(f) if prefill else read_rows(f, "slots", "starts", "counts")
     x = f.cast(f("Slice", names[0], [0], [channels], [1]), DType.F32)
-    x = f("Reshape", x, [n, tile, channels])
+    x = f("Reshape", x, [-1, tile, channels])
     x = f("Where", over(f, valid_tokens(f, rows, tile), [2]), x, 0.0)
     prompt = tile > 1 + MOST_DRAFTS or not drafts  # tiles may continue each other
     kept = conv_rows(taps, drafts)
     stored = _stored(f, rows, kept, drafts)
-    history = _history(f, rows, x, n, tile, stored, kept) if prompt else stored
+    history = _history(f, rows, x, tile, stored, kept) if prompt else stored
     columns = f("Concat", history, x, axis=1)
     seen = f("Concat", _recent(f, rows, history, taps, kept), x, axis=1) if drafts else columns
     y = _convolve(f, names[1], seen, tile, taps)
     silu = f("Mul", y, f("Sigmoid", y))
-    f.cast(f("Reshape", silu, [n * tile, channels]), node["conv_state"].dtype, out=outs[0])
+    f.cast(f("Reshape", silu, [-1, channels]), node["conv_state"].dtype, out=outs[0])
     steps = f("Add", over(f, rows.counts, [1]), np.arange(kept)[None])  # [rows, kept]
     if drafts:  # place r takes the last position that is r modulo `kept`
         end = over(f, f("Add", rows.starts, rows.counts), [1])
@@ -141,9 +141,9 @@ def fragment(f: Text, node: Named, names: tuple[str, str], outs: tuple[str, str]
     newest = f("GatherND", columns, over(f, steps, [2]), batch_dims=1)
     update = f.cast(newest, node["conv_state"].dtype)
     if prefill:
-        store_tiles(f, rows, n, "conv_state", update, outs[1])
+        store_tiles(f, rows, "conv_state", update, outs[1])
         return
-    target = over(f, final_slots(f, rows, n) if tile > 1 and prompt else rows.slots, [1])
+    target = over(f, final_slots(f, rows) if tile > 1 and prompt else rows.slots, [1])
     f("ScatterND", "conv_state", target, update, out=outs[1])
 
 
@@ -165,14 +165,14 @@ def _recent(f: Text, rows: Rows, history: str, taps: int, kept: int) -> str:
     return f("Where", over(f, f("Less", position, 0), [2]), 0.0, columns)
 
 
-def _history(f: Text, rows: Rows, x: str, n: int, tile: int, stored: str, kept: int) -> str:
+def _history(f: Text, rows: Rows, x: str, tile: int, stored: str, kept: int) -> str:
     """f32 [rows, kept, C]: the raw columns before each row's first token."""
-    if tile == 1 or n == 1:
+    if tile == 1:
         return stored
     tails = f("Slice", x, [tile - kept], [tile], [1])
     first = f("Slice", stored, [0], [1], [0])  # no tile precedes the first
-    before = f("Concat", first, f("Slice", tails, [0], [n - 1], [0]), axis=0)
-    return f("Where", over(f, continuing(f, rows, n), [1, 2]), before, stored)
+    before = f("Concat", first, f("Slice", tails, [0], [-1], [0]), axis=0)
+    return f("Where", over(f, continuing(f, rows), [1, 2]), before, stored)
 
 
 def _convolve(f: Text, weight: str, columns: str, tile: int, taps: int) -> str:

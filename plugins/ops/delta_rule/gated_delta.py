@@ -63,8 +63,8 @@ def step(f: Text, node: Named, rows: Rows, tokens: tuple[str, ...], state: str, 
     """A token of every row, [rows, …] of c and ba, S k and S q in one pass over the old `state`
     [rows,Hv,Dv,Dk]; o is written to `out`."""
     h, (c, ba) = replace(heads_of(node.attrs), tile=1), tokens
-    q, k, v = (f("Squeeze", x, [2]) for x in per_head(f, h, rows, node.dim("rows"), c))
-    beta, g = rates(f, h, rows, node.dim("rows"), ba)  # [rows, Hv, 1]
+    q, k, v = (f("Squeeze", x, [2]) for x in per_head(f, h, rows, c))
+    beta, g = rates(f, h, rows, ba)  # [rows, Hv, 1]
     decay = f("Exp", g)
     both = f("Concat", over(f, k, [3]), over(f, q, [3]), axis=3)
     seen_k, seen_q = f.many(2, "Split", f("MatMul", state, both), axis=3, num_outputs=2)

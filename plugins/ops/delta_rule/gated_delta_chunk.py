@@ -24,19 +24,19 @@ def chunk(f: Text, node: Named, rows: Rows, state: str) -> str:
     """Of tiles of c and ba and the old `state` f32 [rows,Hv,Dv,Dk] of each: the new ones, stored as
     `gdn_state` is. All that needs no state is batched over tiles; a Scan carries the state through
     them. Writes `o`."""
-    h, n = heads_of(node.attrs), node.dim("rows")
-    q, k, v = per_head(f, h, rows, n)  # [rows, Hv, C, D]
-    beta, g = rates(f, h, rows, n)  # [rows, Hv, C]
+    h = heads_of(node.attrs)
+    q, k, v = per_head(f, h, rows)  # [rows, Hv, C, D]
+    beta, g = rates(f, h, rows)  # [rows, Hv, C]
     inputs = _chunk_terms(f, h, q, k, v, over(f, beta, [3]), g)
     old = f("Transpose", state, perm=[0, 1, 3, 2])  # [rows, Hv, Dk, Dv]
     zero = np.zeros((), np.float32)
     start = f("Expand", zero, [h.values, h.key_dim, h.value_dim])
     scan = f.graph(9, _tile_step)
     _, o, states = f.many(
-        3, "Scan", start, continuing(f, rows, n), old, *inputs, body=scan, num_scan_inputs=8
+        3, "Scan", start, continuing(f, rows), old, *inputs, body=scan, num_scan_inputs=8
     )
     tokens = f("Transpose", o, perm=[0, 2, 1, 3])
-    flat = f("Reshape", tokens, [n * h.tile, h.values * h.value_dim])
+    flat = f("Reshape", tokens, [-1, h.values * h.value_dim])
     f.cast(flat, node["ba"].dtype, out="o")
     return narrowed(f, f("Transpose", states, perm=[0, 1, 3, 2]), node["gdn_state"].dtype)
 

@@ -11,16 +11,16 @@ from spark_engine.plugins.state.replay_ring import Heads
 from spark_engine.tensors import DType
 
 
-def per_head(f: Text, h: Heads, rows: Rows, n: int, c: str = "c") -> tuple[str, str, str]:
+def per_head(f: Text, h: Heads, rows: Rows, c: str = "c") -> tuple[str, str, str]:
     """(q, k, v) f32 [rows, Hv, tile, D], normalised; zero where there is no token."""
-    c = f("Reshape", f.cast(c, DType.F32), [n, h.tile, h.width])
+    c = f("Reshape", f.cast(c, DType.F32), [-1, h.tile, h.width])
     c = f("Where", over(f, valid_tokens(f, rows, h.tile), [2]), c, 0.0)
     size = h.keys * h.key_dim
     q = _split(f, h, c, 0, h.keys, h.key_dim)
     k = _split(f, h, c, size, h.keys, h.key_dim)
     v = _split(f, h, c, 2 * size, h.values, h.value_dim)
     q = f("Mul", _unit(f, q), float(h.key_dim**-0.5))
-    return _repeat(f, h, q, n), _repeat(f, h, _unit(f, k), n), v
+    return _repeat(f, h, q), _repeat(f, h, _unit(f, k)), v
 
 
 def _split(f: Text, h: Heads, c: str, offset: int, heads: int, dim: int) -> str:
@@ -33,18 +33,17 @@ def _unit(f: Text, x: str) -> str:
     return f("Div", x, f("Sqrt", f("Add", squares, 1e-6)))
 
 
-def _repeat(f: Text, h: Heads, x: str, n: int) -> str:
+def _repeat(f: Text, h: Heads, x: str) -> str:
     """Key heads to value heads: each is there `repeat` times in a row."""
     if h.repeat == 1:
         return x
-    shape = [n, h.keys, h.repeat, h.tile, h.key_dim]
-    wide = f("Expand", f("Unsqueeze", x, [2]), shape)
-    return f("Reshape", wide, [n, h.values, h.tile, h.key_dim])
+    wide = f("Expand", f("Unsqueeze", x, [2]), [1, 1, h.repeat, 1, 1])
+    return f("Reshape", wide, [-1, h.values, h.tile, h.key_dim])
 
 
-def rates(f: Text, h: Heads, rows: Rows, n: int, ba: str = "ba") -> tuple[str, str]:
+def rates(f: Text, h: Heads, rows: Rows, ba: str = "ba") -> tuple[str, str]:
     """(β, g) f32 [rows, Hv, tile]; both zero, that is without effect, where there is no token."""
-    ba = f("Reshape", f.cast(ba, DType.F32), [n, h.tile, 2 * h.values])
+    ba = f("Reshape", f.cast(ba, DType.F32), [-1, h.tile, 2 * h.values])
     ba = f("Transpose", ba, perm=[0, 2, 1])
     b, a = f.many(2, "Split", ba, axis=1, num_outputs=2)
     valid = f("Unsqueeze", valid_tokens(f, rows, h.tile), [1])

@@ -60,9 +60,9 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """A running minimum over the matches, then three scatters; inert rows write the scratch row."""
-    f, tile, n = Text(), int(attrs["tile"]), OP.named(attrs, specs).dim("rows")
+    f, tile = Text(), int(attrs["tile"])
     rows = read_rows(f, "slots", "starts", "counts")
-    sampled, ids = (f("Reshape", x, [n, tile]) for x in ("next_tokens", "ids"))
+    sampled, ids = (f("Reshape", x, [-1, tile]) for x in ("next_tokens", "ids"))
     there = f("Less", np.arange(tile)[None], over(f, rows.counts, [1]))
     holds = there
     if tile > 1:

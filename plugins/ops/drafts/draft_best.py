@@ -58,7 +58,7 @@ def best_of(logits: Array, ids: NDArray[np.int64], vocab: int) -> tuple[float, i
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The largest logit, then the lowest id that has it."""
-    f, wide = Text(), OP.named(attrs, specs)["logits"].dims[1]
+    f, wide = Text(), int(OP.named(attrs, specs)["logits"].shape[1])
     ids = f("Add", f("Range", 0, wide, 1), f.long("first"))
     largest, id = best_nodes(f, "logits", over(f, ids, [0]), int(attrs["vocab"]))
     nothing = f("Sub", id, id)

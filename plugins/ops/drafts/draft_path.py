@@ -64,13 +64,13 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """A choice for each draft after the other."""
     f, node, tile = Text(), OP.named(attrs, specs), int(attrs["tile"])
-    n, top, wide, held = node.dim("rows"), node.dim("top"), node.dim("R"), node.dim("K")
+    top, wide, held = node.shape("top", "R", "K")
     rows = read_rows(f, "slots", "slots", "counts")
     live = over(f, f("Greater", rows.counts, 0), [1])
     first = over(f, f.long(f("Gather", "last_tokens", rows.slots)), [1])
     before, made = f("Where", live, first, 0), []
-    ids, values = (f("Reshape", x, [n, tile, top]) for x in ("ids", "values"))
-    query = f("Reshape", f.cast("query", DType.F32), [n, tile, wide])
+    ids, values = (f("Reshape", x, [-1, tile, top]) for x in ("ids", "values"))
+    query = f("Reshape", f.cast("query", DType.F32), [-1, tile, wide])
     for t in range(1, tile):
         own, logits, towards = (
             f("Squeeze", f("Slice", x, [t], [t + 1], [1]), [1]) for x in (ids, values, query)

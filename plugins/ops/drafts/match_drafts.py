@@ -78,19 +78,19 @@ def _match(text: list[int], place: int) -> tuple[int, int]:
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The text against itself, moved by its end; a maximum over places; one ScatterND."""
     f, node = Text(), OP.named(attrs, specs)
-    n, size, most = node.dim("rows"), node.dim("page"), node.dim("K")
+    size, most = node.shape("page", "K")
     longest = node.dim("MP") * size
     rows = read_rows(f, "slots", "starts", "counts")
     end = over(f, f("Clip", f("Add", rows.starts, rows.counts), 0, longest), [1])  # [rows, 1]
     known = f("Gather", "id_pages", page_ids(f, rows, node.dim("P+1")))
-    known = f("Concat", f("Reshape", known, [n, longest]), np.zeros((n, 1), np.int32), axis=1)
+    known = f("Pad", f("Reshape", known, [-1, longest]), [0, 0, 0, 1])
     places = np.arange(longest + 1)[None]
     last = over(f, f("Gather", "last_tokens", rows.slots), [1])
     text = f("Where", f("Equal", places, end), last, known)  # [rows, longest + 1]
     back = f("Sub", end, np.arange(MOST_MATCH)[None])
     key = f("GatherElements", text, f("Max", back, 0), axis=1)
     key = f("Where", f("GreaterOrEqual", back, 0), key, np.int32(-1))
-    wide = f("Concat", np.full((n, MOST_MATCH), -1, np.int32), text, axis=1)
+    wide = f("Pad", text, [0, MOST_MATCH, 0, 0], np.int32(-1))
     running, length = f("Less", places, end), f("Expand", np.int32(0), [1, 1])
     for i in range(MOST_MATCH):  # `wide` moved by i ids; −1 equals none
         own, first = f("Slice", key, [i], [i + 1], [1]), MOST_MATCH - i

@@ -63,13 +63,13 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The tokens of each slot's states side by side, then a choice for each token."""
-    f, tile, n = Text(), int(attrs["tile"]), OP.named(attrs, specs).dim("rows")
+    f, tile = Text(), int(attrs["tile"])
     rows = read_rows(f, "slots", "starts", "counts")
     known = over(f, f("Gather", "last_tokens", "slots"), [1])
     if tile > 1:
         first = f("Slice", f("Gather", "drafts", "slots"), [0], [tile - 1], [1])
         known = f("Concat", known, first, axis=1)  # [rows, tile]
-    given = f("Reshape", "token_ids", [n, tile])
+    given = f("Reshape", "token_ids", [-1, tile])
     ids = f("Where", f("Less", given, np.int32(0)), known, given)
     ids = f("Where", valid_tokens(f, rows, tile), ids, np.int32(0))
     f("Reshape", ids, [-1], out="ids")

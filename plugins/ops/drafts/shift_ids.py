@@ -37,10 +37,9 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """A shift to the left by a column, and a choice for each token."""
-    f, tile, n = Text(), int(attrs["tile"]), OP.named(attrs, specs).dim("rows")
-    given = f("Reshape", "token_ids", [n, tile])
-    behind = f("Slice", given, [1], [tile], [1])
-    behind = f("Concat", behind, np.zeros((n, 1), np.int32), axis=1)
+    f, tile = Text(), int(attrs["tile"])
+    given = f("Reshape", "token_ids", [-1, tile])
+    behind = f("Pad", f("Slice", given, [1], [tile], [1]), [0, 0, 0, 1])
     final = f("Where", f("Less", "next_ids", np.int32(0)), "sampled", "next_ids")
     left = f("Sub", over(f, f.long("counts"), [1]), np.arange(1, tile + 1)[None])  # behind it
     ids = f("Where", f("Greater", left, 0), behind, np.int32(0))

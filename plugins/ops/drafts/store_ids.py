@@ -40,12 +40,12 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """One ScatterND; tokens that are not there go to the scratch page."""
     f, node = Text(), OP.named(attrs, specs)
     size, vocab = node.dim("page"), np.int32(node.number("vocab"))
-    rows, n = expand_rows(f, node.number("tile"), node.dim("rows"))
+    rows = expand_rows(f, node.number("tile"))
     at = over(f, f("Clip", rows.starts, 0, node.dim("MP") * size - 1), [1])  # [tokens, 1]
     page = f("GatherElements", page_ids(f, rows, node.dim("P+1")), f("Div", at, size), axis=1)
     page = f("Where", over(f, f("Greater", rows.counts, 0), [1]), page, -1)
-    none = np.zeros((n, 1), np.int64)
-    places = f("Concat", page, none, f("Mod", at, size), none, axis=1)
+    offset = f("Pad", f("Mod", at, size), [0, 1, 0, 1])
+    places = f("Concat", page, offset, axis=1)
     known = f("And", f("GreaterOrEqual", "ids", np.int32(0)), f("Less", "ids", vocab))
     f("ScatterND", "id_pages", places, f("Where", known, "ids", np.int32(-1)), out="id_pages_out")
     return f.function("store_ids", OP.inputs, OP.outputs)

@@ -20,7 +20,7 @@ from spark_engine.plugins.ops.norm import norm_quant
 from spark_engine.tensors import Array, TensorSpec
 
 NAME = "moe_norm_quant"
-EXPERTS, NORM = ("format", "dtype"), ("eps", "keep", "quant", "n")
+EXPERTS = ("format", "dtype")
 FIRST = 5  # operands before the experts' params
 
 
@@ -28,15 +28,11 @@ def _experts(attrs: Attrs) -> Attrs:
     return {name: attrs[name] for name in EXPERTS}
 
 
-def _norm(attrs: Attrs) -> Attrs:
-    return {"add": 1, **{name: attrs[name] for name in NORM}}
-
-
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """The operands -> [y], sum, quantised…"""
     inner, residual, weight, scales = _split(attrs, arrays)
     (y,) = grouped_moe.reference(_experts(attrs), inner)
-    return norm_quant.reference(_norm(attrs), (y, weight, residual, *scales))
+    return norm_quant.reference(norm_quant.added(attrs), (y, weight, residual, *scales))
 
 
 def _split(
@@ -53,7 +49,9 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     outs, names = [s.name for s in OP.infer(attrs, specs)], OP.names(attrs, len(specs))
     y = f.cast(grouped_moe.fragment(f, node), activation(attrs))
     total = f("Add", fr.widen(f, y), fr.widen(f, "residual"))
-    norm_quant.fragment(f, _norm(attrs), node["residual"], (total, "norm_weight", names[-1]), outs)
+    norm_quant.fragment(
+        f, norm_quant.added(attrs), node["residual"], (total, "norm_weight", names[-1]), outs
+    )
     return f.function(NAME, names, outs)
 
 
@@ -85,7 +83,7 @@ OP = serve(
             operands.SCALES,
         ),
         results=(quantised.several("[y A[tokens,H] if keep], sum, quantised…", "H", *KEPT),),
-        attrs=dict.fromkeys((*EXPERTS, *NORM)),
+        attrs=dict.fromkeys((*EXPERTS, *norm_quant.NORM)),
         legal={"format": tuple(grouped_moe.PARAMS), **LEGAL, **quantised.LEGAL},
         check=quantised.check,
         reference=reference,

@@ -19,6 +19,13 @@ from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.norm import rms_norm
 from spark_engine.tensors import Array, TensorSpec
 
+NORM = ("eps", "keep", "quant", "n")
+
+
+def added(attrs: Attrs) -> Attrs:
+    """The attributes of the norm in a fusion with the sum before it."""
+    return {"add": 1, **{name: attrs[name] for name in NORM}}
+
 
 def _operands(attrs: Attrs) -> list[str]:
     """The names of the operands after x and weight."""

@@ -18,18 +18,12 @@ from spark_engine.plugins.ops.ranks import all_reduce
 from spark_engine.tensors import Array, TensorSpec
 
 NAME = "reduce_norm_quant"
-NORM = ("eps", "keep", "quant", "n")
-
-
-def norm_attrs(attrs: Attrs) -> Attrs:
-    """The attributes of the fused norm_quant."""
-    return {"add": 1, **{name: attrs[name] for name in NORM}}
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """(x, norm_weight, residual, …) -> [y], sum, quantised… of a single rank."""
     total = all_reduce.reference(attrs, arrays[:1])
-    return norm_quant.reference(norm_attrs(attrs), (*total, *arrays[1:]))
+    return norm_quant.reference(norm_quant.added(attrs), (*total, *arrays[1:]))
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
@@ -39,7 +33,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     names = OP.names(attrs, len(specs))
     total = f("Add", fr.widen(f, "x"), fr.widen(f, "residual"))
     norm_quant.fragment(
-        f, norm_attrs(attrs), OP.named(attrs, specs)["x"], (total, "weight", names[-1]), outs
+        f, norm_quant.added(attrs), OP.named(attrs, specs)["x"], (total, "weight", names[-1]), outs
     )
     return f.function(NAME, names, outs)
 
@@ -63,7 +57,7 @@ OP = serve(
             operands.SCALES,
         ),
         results=(quantised.several("[y A[tokens,H] if keep], sum, quantised…", "H", *KEPT),),
-        attrs=dict.fromkeys(("ranks", *NORM)),
+        attrs=dict.fromkeys(("ranks", *norm_quant.NORM)),
         legal=quantised.LEGAL,
         check=quantised.check,
         reference=reference,

@@ -25,9 +25,9 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """One gather."""
     f = Text()
-    tile, rows = int(attrs["tile"]), OP.named(attrs, specs).dim("rows")
+    tile = int(attrs["tile"])
     inside = f("Clip", f("Sub", f.long("counts"), 1), 0, tile - 1)
-    f("Gather", "x", f("Add", inside, np.arange(rows) * tile), out="y")
+    f("Gather", "x", f("Add", inside, f("Mul", f.indices("counts"), tile)), out="y")
     return f.function("last_rows", ("x", "counts"), ("y",))
 
 

@@ -60,39 +60,41 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Gathers each sequence's row, adds its tokens, scatters the rows back."""
     f = Text()
-    tile, (n, vocab) = tile_of(attrs), OP.named(attrs, specs).shape("rows", "V")
+    tile, vocab = tile_of(attrs), OP.named(attrs, specs).dim("V")
     rows = read_rows(f, "slots", "starts", "counts")
-    counted_in = _counted_rows(f, rows, n) if tile > 1 else np.arange(n)
+    own = f.indices("slots")
+    counted_in = _counted_rows(f, rows, own) if tile > 1 else own
     clears = f("Equal", rows.starts, 0)
     if tile > 1:  # a later tile's row belongs to a fresh sequence if an earlier tile starts it
-        hits = f("ScatterND", np.zeros(n, np.int64), f("Unsqueeze", counted_in, [1]),
+        hits = f("ScatterND", f("Mul", own, 0), f("Unsqueeze", counted_in, [1]),
                  f.long(clears), reduction="max")  # fmt: skip
         clears = f("Equal", hits, 1)
     old = f("Gather", "token_counts", "slots")  # [rows, V]
     base = f("Where", f("Unsqueeze", clears, [1]), np.int32(0), old)
-    ids = f("Reshape", resolved_ids(f, attrs, vocab), [n, tile])
-    at = _indices(f, counted_in, ids, n, tile)
-    known = f("Reshape", f("Less", "token_ids", np.int32(vocab)), [n, tile])
+    ids = f("Reshape", resolved_ids(f, attrs, vocab), [-1, tile])
+    at = _indices(f, counted_in, ids, tile)
+    known = f("Reshape", f("Less", "token_ids", np.int32(vocab)), [-1, tile])
     prompt, generated = _kinds(f, rows, tile, known)
     new = _add_tokens(f, base, at, prompt, generated)
-    target = final_slots(f, rows, n) if tile > 1 else rows.slots
+    target = final_slots(f, rows) if tile > 1 else rows.slots
     f("ScatterND", "token_counts", f("Unsqueeze", target, [1]), new, out="token_counts_out")
     return f.function("mark_tokens", OP.inputs, ("token_counts_out",))
 
 
-def _counted_rows(f: Text, rows: Rows, n: int) -> str:
-    """int64 [rows]: the last tile of the same sequence, where all its tokens are counted."""
+def _counted_rows(f: Text, rows: Rows, index: str) -> str:
+    """int64 [rows]: the last tile of the same sequence, where all its tokens are counted; `index`:
+    that of each."""
     same = f("Equal", f("Unsqueeze", rows.slots, [1]), f("Unsqueeze", rows.slots, [0]))
-    own = np.eye(n, dtype=np.bool_)
+    wide = f("Unsqueeze", index, [0])
+    own = f("Equal", f("Unsqueeze", index, [1]), wide)
     both = f("Or", f("And", same, f("Unsqueeze", rows.live, [1])), own)
-    candidates = f("Where", both, np.arange(n)[None], -1)
+    candidates = f("Where", both, wide, -1)
     return f("ReduceMax", candidates, [1], keepdims=0)
 
 
-def _indices(f: Text, counted_in: str | Array, ids: str, n: int, tile: int) -> str:
+def _indices(f: Text, counted_in: str, ids: str, tile: int) -> str:
     """int64 [rows, tile, 2]: (row that counts it, id)."""
-    column = f("Reshape", counted_in, [n, 1, 1])
-    wide = f("Expand", column, [n, tile, 1])
+    wide = f("Expand", f("Unsqueeze", counted_in, [1, 2]), [1, tile, 1])
     return f("Concat", wide, f("Unsqueeze", ids, [2]), axis=2)
 
 

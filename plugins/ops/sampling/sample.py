@@ -198,8 +198,9 @@ def choose(z: Wide, f: Array, top_k: int, u: float) -> int:
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The draw is in an If: a launch without sampled rows sorts nothing."""
-    f, vocab, (n, width) = Text(), int(attrs["vocab"]), OP.named(attrs, specs)["logits"].dims
-    rows = sampled_rows(f, attrs, n)
+    f, vocab = Text(), int(attrs["vocab"])
+    width = OP.named(attrs, specs).dim("V/ranks")
+    rows = sampled_rows(f, attrs)
     p = parameters(f, rows)
     finite = f("Equal", f("Sub", "logits", "logits"), 0.0)
     clean = f("Where", finite, "logits", 0.0)
@@ -218,14 +219,14 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     f.cast(top.ids, DType.I32, out="top_ids")
     f("Identity", top.logprobs, out="top_logprobs")
     f("Squeeze", fine, [1], out="ok")
-    store_tokens(f, attrs, rows, chosen, n)
+    store_tokens(f, attrs, rows, chosen)
     made = [r.name for r in OP.made(attrs)]
     return f.function("sample", OP.names(attrs, len(specs)), made)
 
 
-def store_tokens(f: Text, attrs: Attrs, rows: Sampled, chosen: str, n: int) -> None:
+def store_tokens(f: Text, attrs: Attrs, rows: Sampled, chosen: str) -> None:
     """Writes the ids `chosen` [rows,1] to `next_tokens` and, without drafts, `last_tokens_out`."""
-    tokens = f("Identity", f.cast(f("Reshape", chosen, [n]), DType.I32), out="next_tokens")
+    tokens = f("Identity", f.cast(f("Reshape", chosen, [-1]), DType.I32), out="next_tokens")
     if not attrs.get("drafts", 0):
         target = f("Where", rows.emits, rows.slots, -1)
         f("ScatterND", "last_tokens", over(f, target, [1]), tokens, out="last_tokens_out")

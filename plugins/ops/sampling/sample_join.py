@@ -77,14 +77,14 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Whole rows are in an If: a launch without `wanted` rows computes over candidates only."""
     f, ranks, top = Text(), int(attrs["ranks"]), int(attrs["top"])
-    n, whole = OP.named(attrs, specs)["logits"].dims
+    whole = OP.named(attrs, specs).dim("V")
     size = parts.few(whole // ranks)
-    rows = sampled_rows(f, attrs, n)
+    rows = sampled_rows(f, attrs)
     p = parameters(f, rows)
-    shown = f("Reshape", "parts", [n, ranks, -1])
     widths = np.asarray([top, top, size, size, size, 1, 1, 1, 1])
+    shown = f("Reshape", "parts", [-1, ranks, int(widths.sum())])
     pieces = f.many(9, "Split", shown, widths, axis=2)
-    raw, raw_ids, z, ids, logit = (f("Reshape", x, [n, -1]) for x in pieces[:5])
+    raw, raw_ids, z, ids, logit = (f("Flatten", x, axis=1) for x in pieces[:5])
     largest, total, fine, first = (f("Squeeze", x, [2]) for x in pieces[5:])
     most = f("ReduceMax", largest, [1], keepdims=1)
     sums = f("Mul", f.double(total), f("Exp", f.double(f("Sub", largest, most))))
@@ -110,7 +110,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     its = f("Where", good, its, f("Slice", first, [0], [1], [1]))
     f("Squeeze", f("Sub", f("Sub", its, most), log_sum), [1], out="logprobs")
     f("Squeeze", f.cast(fine, DType.I32), [1], out="ok")
-    sample.store_tokens(f, attrs, rows, chosen, n)
+    sample.store_tokens(f, attrs, rows, chosen)
     made = [r.name for r in OP.made(attrs)]
     return f.function("sample_join", OP.names(attrs, len(specs)), made)
 

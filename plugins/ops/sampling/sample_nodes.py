@@ -40,8 +40,8 @@ class Sampled:
     token_counts: str
 
 
-def sampled_rows(f: Text, attrs: Attrs, n: int) -> Sampled:
-    """The values of the `n` rows of logits."""
+def sampled_rows(f: Text, attrs: Attrs) -> Sampled:
+    """The values of the rows of logits."""
     rows = read_rows(f, "slots", "starts", "counts")
     if not attrs.get("drafts", 0):
         emits = f("And", rows.live, f("Greater", "emit", np.int32(0)))
@@ -49,16 +49,17 @@ def sampled_rows(f: Text, attrs: Attrs, n: int) -> Sampled:
         return Sampled(rows.slots, f("Add", rows.starts, rows.counts), rows.live, emits, known)
     tile = int(attrs["tile"])
     valid = valid_tokens(f, rows, tile)
-    live = f("Reshape", valid, [n])
-    slots = f("Reshape", f("Where", valid, over(f, rows.slots, [1]), -1), [n])
-    position = f("Reshape", f("Add", positions(f, rows, tile), 1), [n])
+    live = f("Reshape", valid, [-1])
+    slots = f("Reshape", f("Where", valid, over(f, rows.slots, [1]), -1), [-1])
+    position = f("Reshape", f("Add", positions(f, rows, tile), 1), [-1])
     known = f("Gather", "token_counts", slots)
     # For each token j, ids[1 … j] of the row count as generated.
     ids = f.long(f("Where", valid, f("Reshape", "ids", [-1, tile]), np.int32(0)))
-    ids = f("Reshape", f("Expand", over(f, ids, [1]), [1, tile, 1]), [n, tile])
+    ids = f("Reshape", f("Expand", over(f, ids, [1]), [1, tile, 1]), [-1, tile])
     up_to = np.tril(np.ones((tile, tile), np.int32))
     up_to[:, 0] = 0
-    twos = np.tile(2 * up_to, (n // tile, 1))
+    each = f("Concat", f.length("slots"), [1, 1], axis=0)
+    twos = f("Reshape", f("Expand", (2 * up_to)[None], each), [-1, tile])
     known = f("ScatterElements", known, ids, twos, axis=1, reduction="add")
     return Sampled(slots, position, live, live, known)
 

@@ -91,11 +91,11 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Two sorts of a few entries: by size, then by id."""
-    f, vocab, (n, share) = Text(), int(attrs["vocab"]), OP.named(attrs, specs)["logits"].dims
+    f, vocab, share = Text(), int(attrs["vocab"]), OP.named(attrs, specs).dim("V/ranks")
     whole, size = share * int(attrs["ranks"]), few(share)
     start = f.long("first")
     span = Span(share, start)
-    rows = sampled_rows(f, attrs, n)
+    rows = sampled_rows(f, attrs)
     rows = replace(rows, token_counts=span.of(f, rows.token_counts))
     p = parameters(f, rows)
     finite = f("Equal", f("Sub", "logits", "logits"), 0.0)

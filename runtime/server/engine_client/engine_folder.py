@@ -50,8 +50,7 @@ def check_drafts(asked: int | None, limits: Limits) -> None:
 
 
 def check_ranks(folder: Path, options: EngineOptions) -> None:
-    """Raises OptionError where the engine was built for another number of ranks or hosts, or
-    for GPUs where there are --hosts."""
+    """Raises OptionError where the engine is for other ranks or hosts, or for GPUs with --hosts."""
     manifest = read_manifest(folder)
     ranks = manifest.ranks
     if options.tp not in (None, ranks):
@@ -77,8 +76,7 @@ def check_cache(asked: int | None, folder: Path) -> None:
 
 
 def watchdog_for(folder: Path) -> float:
-    """Seconds without a step after which the engine in `folder` counts as hung. A step on a CPU
-    takes longer than one on a GPU."""
+    """Seconds without a step after which its engine counts as hung; a CPU's takes longer."""
     return WATCHDOG_S if read_manifest(folder).executor == NATIVE else CPU_WATCHDOG_S
 
 
@@ -96,17 +94,15 @@ def unmet(options: EngineOptions, info: EngineInfo, manifest: Manifest) -> Itera
     if asked and info.cache_bytes < asked:
         words = f"--cache-gib is {asked / GIB:.3g}; this engine and the free memory"
         yield f"{words} fit {info.cache_bytes / GIB:.2f} GiB of pages and states"
-    costs = {family: _least_ms(manifest, family) for family in (DECODE, PREFILL)}
+    costs = {
+        family: min((b.cost_us for b in manifest.buckets if b.family == family), default=0) / 1e3
+        for family in (DECODE, PREFILL)
+    }
     most, step = options.policy.itl_ms, sum(costs.values())
     if most is not None and all(costs.values()) and most < step:
         parts = f"{costs[DECODE]:.3g} to decode and {costs[PREFILL]:.3g} for the least prefill"
         words = f"--itl-ms is {most:g}; a step of one row takes {step:.3g} ms with a prefill"
         yield f"{words}, {parts}: a token waits that long while prompts are taken in"
-
-
-def _least_ms(manifest: Manifest, family: str) -> float:
-    """The cheapest launch of the family by the build's table; 0 where that has none."""
-    return min((b.cost_us for b in manifest.buckets if b.family == family), default=0.0) / 1e3
 
 
 def describe_drafts(asked: int | None, limits: Limits, fixed: bool = False) -> str:

@@ -11,8 +11,8 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from spark_engine.interface import Limits
-from spark_engine.runtime.engine.draft_counts import MTP, DraftCounts
+from spark_engine.interface import MTP, Limits
+from spark_engine.runtime.engine.draft_counts import DraftCounts
 from spark_engine.runtime.server.engine_client.ipc import Stats
 from spark_engine.runtime.server.operation.release import release
 

@@ -5,10 +5,12 @@ Knows options and processes; knows no HTTP.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,8 @@ from spark_engine.runtime.server.process.options import ServerOptions
 if TYPE_CHECKING:
     from spark_engine.runtime.server.engine_client.on_demand import OnDemandClient
     from spark_engine.runtime.server.service.service import Service
+
+HTTP_SERVER = "spark_engine.runtime.server.process.http_server"
 
 
 def prepare(folder: Path, options: ServerOptions) -> tuple[tuple[str, ...], ServerOptions]:
@@ -83,7 +87,7 @@ async def open_service(
     try:
         if on_demand is None:
             await client.begin()
-        # imported here: the engine process starts before them
+        # imported here, and then what serves, in a thread: the engine process starts before them
         from spark_engine.runtime.server.prompts.contract import Setup
         from spark_engine.runtime.server.prompts.pool import WorkerPool
         from spark_engine.runtime.server.prompts.text_files import read_formats, read_tokenizer
@@ -91,6 +95,7 @@ async def open_service(
 
         pool = WorkerPool(folder)
         await pool.begin()  # engine, workers and this process load at the same time
+        asyncio.get_running_loop().run_in_executor(None, import_module, HTTP_SERVER)
         tokenizer, formats = read_tokenizer(folder), read_formats(folder, options.chat)
         same = _identity(folder) == was
         info = await client.loaded() if on_demand is None else on_demand.info

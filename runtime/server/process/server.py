@@ -6,11 +6,10 @@ the endpoints.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,13 +90,14 @@ async def _serve(
         if models is not None:
             lifecycle.show_keys(keys, models.first.metrics)
 
-    importing = asyncio.get_running_loop().run_in_executor(None, _serving)
     try:
         stack.enter_context(limited_log())
         stack.enter_context(trimmed_heap())
         stack.enter_context(lifecycle.on_hangup(keys, tls, show))
         models = await stack.enter_async_context(opened)
-        serve_http = await importing
+        # imported here: `open_service` begins it when the engine process has started
+        from spark_engine.runtime.server.process.http_server import serve_http
+
         return await serve_http(models, folders, options, keys, tls, listener, descriptors)
     finally:
         listener.close()
@@ -108,10 +108,3 @@ def _warn_without_keys(keys: Keyring, listener: socket.socket) -> None:
     if not keys.locked and not is_loopback(listener):
         words = "WARNING: any client that reaches %s:%d may use this server: give --api-key"
         log.warning(words + ", or --host 127.0.0.1", *listener.getsockname()[:2])
-
-
-def _serving() -> Callable[..., Awaitable[int]]:
-    """Imported here: while the engine is loaded, the libraries for HTTP cost no time."""
-    from spark_engine.runtime.server.process.http_server import serve_http
-
-    return serve_http

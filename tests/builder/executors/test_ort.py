@@ -11,20 +11,19 @@ import pytest
 
 from spark_engine.builder.executors import ort
 from spark_engine.builder.graph.edit import variable
-from spark_engine.builder.plan.buckets import Size
 from spark_engine.errors import GraphError
 from spark_engine.tensors import DType, TensorSpec
 from spark_engine.weights_file import plan_weights
 from tests.builder.toy import OPS, toy_graph
 from tests.spark_engine.written_weights import write_weights
 
-SIZE = Size("decode", 2)
+DIMS = {"rows": 2}
 FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 def compile_toy() -> onnx.ModelProto:
     layout = plan_weights([TensorSpec("w", DType.F32, (2, 3))])
-    return onnx.load_from_string(ort.encode(toy_graph(), SIZE, layout.entries, OPS))
+    return onnx.load_from_string(ort.encode(toy_graph(), DIMS, layout.entries, OPS))
 
 
 def test_weights_are_read_by_offset(tmp_path: Path) -> None:
@@ -32,7 +31,7 @@ def test_weights_are_read_by_offset(tmp_path: Path) -> None:
     layout = plan_weights(specs)
     w = np.arange(6, dtype=np.float32).reshape(2, 3)
     write_weights(tmp_path / "weights.safetensors", layout, [np.zeros(1, np.uint8), w])
-    payload = ort.encode(toy_graph(), SIZE, layout.entries, OPS)
+    payload = ort.encode(toy_graph(), DIMS, layout.entries, OPS)
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry(FOLDER, str(tmp_path))
     session = onnxruntime.InferenceSession(payload, options, ["CPUExecutionProvider"])
@@ -58,7 +57,7 @@ def test_equal_bodies_are_one_function() -> None:
     )
     graph.outputs.append(twin)
     entries = plan_weights([TensorSpec("w", DType.F32, (2, 3))]).entries
-    model = onnx.load_from_string(ort.encode(graph, SIZE, entries, OPS))
+    model = onnx.load_from_string(ort.encode(graph, DIMS, entries, OPS))
     names = [f.name for f in model.functions]
     assert len(names) == len(set(names)) == 2
     assert [n.op_type for n in model.graph.node].count(names[0]) == 2
@@ -83,11 +82,11 @@ def test_nodes_say_what_they_were() -> None:
 def test_a_body_that_does_not_parse_is_our_bug() -> None:
     ops = {**OPS, "double": replace(OPS["double"], body=lambda attrs, specs: "nonsense")}
     with pytest.raises(GraphError, match="body of double_.* does not parse"):
-        ort.encode(toy_graph(), SIZE, {}, ops)
+        ort.encode(toy_graph(), DIMS, {}, ops)
 
 
 def test_a_graph_that_is_not_onnx_is_our_bug() -> None:
     graph = toy_graph()
     graph.nodes[1].op = "NoSuchOperator"
     with pytest.raises(GraphError, match="not valid ONNX"):
-        ort.encode(graph, SIZE, {}, OPS)
+        ort.encode(graph, DIMS, {}, OPS)

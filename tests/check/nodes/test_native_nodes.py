@@ -199,7 +199,7 @@ def test_an_activation_may_not_be_larger_than_its_place(
         return replace(found, places=small)
 
     monkeypatch.setattr(Program, "read", far)
-    with pytest.raises(EngineError, match="a place of 1 bytes .* rebuild the engine"):
+    with pytest.raises(EngineError, match="its place in the engine has 1: rebuild the engine"):
         _op(built[1], built[0])
 
 

@@ -173,7 +173,7 @@ def test_a_head_that_is_missing_and_not_tied(tmp_path: Path) -> None:
         ("fp8", "mlp.up_proj.weight_scale", DType.I32),
         ("nvfp4", "mlp.up_proj.weight", DType.F8E4M3),
         ("nvfp4", "mlp.up_proj.weight_scale", DType.U8),
-        ("nvfp4", "mlp.up_proj.weight_scale_2", DType.BF16),
+        ("nvfp4", "mlp.up_proj.weight_scale_2", DType.U8),
     ],
 )
 def test_a_dtype_that_no_scheme_has_is_named(
@@ -206,7 +206,7 @@ def test_scales_of_ragged_matrices() -> None:
     assert scale.shapes == ((2, 1),)
     assert found["model.layers.0.mlp.down_proj.weight_scale_inv"].shapes == ((1, 2),)
     scale = _table_of("fp8", intermediate_size=200)["model.layers.0.mlp.gate_proj.weight_scale"]
-    assert scale.shapes == ((), (1,), (200, 1), (200,))
+    assert scale.shapes == ((), (1,), (1, 1), (200, 1), (200,))
 
 
 def test_columns_that_do_not_split_into_groups() -> None:
@@ -224,7 +224,7 @@ def test_a_table_that_is_not_the_files_is_refused(tmp_path: Path, format: str) -
         texts = [f.read_text() if f.exists() else "{}" for f in files]
         for file, text in zip(files, reversed(texts), strict=True):
             file.write_text(text)
-    words = "weights are quantised, but config.json has no quantization_config for them: take it"
+    words = "weights are quantised, but config.json has no quantization_config for them: take"
     with pytest.raises(CheckpointError, match=words):
         open_model(tmp_path / "a")
     words = "is declared, but all weights are plain: .*, remove (hf_quant_)?config.json"

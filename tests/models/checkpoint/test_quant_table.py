@@ -255,7 +255,7 @@ REFUSED: list[tuple[Json, str]] = [
     ),
     (
         {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO", "group_size": 64},
-        "group_size is 64; FP8_PB_WO has groups of 128",
+        "FP8_PB_WO: group_size is 64, not 128",
     ),
     ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "group_size is 32"),
     ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "neither quantized_layers"),

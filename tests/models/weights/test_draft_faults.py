@@ -1,5 +1,7 @@
 """A draft head with damaged values: left out with the reason, unless drafts are asked for."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +10,12 @@ import pytest
 from spark_engine.builder.build import build, planned
 from spark_engine.builder.plan.options import Options
 from spark_engine.errors import CheckpointError, OptionError
+from spark_engine.models.build_network import build_network
 from spark_engine.models.checkpoint.files import open_checkpoint
 from spark_engine.models.weights.draft_weights import head_fault
 from tests.checkpoint_files import write_shards
 from tests.checkpoints import write_checkpoint
+from tests.models.drafters import write_drafter
 from tests.models.test_drafts import SMALL
 
 GPU = Options(target="sm_121a")
@@ -51,6 +55,25 @@ def test_a_damaged_head_is_left_out(tmp_path: Path, head: str, name: str, value:
     (note,) = plan.notes
     assert note.startswith(f"the checkpoint's draft head is not used: {name}")
     assert note.endswith(": built without drafts")
+
+
+def test_a_drafter_is_built_next_to_a_sound_head(tmp_path: Path) -> None:
+    """And alone where the head is damaged, which the report says."""
+    config = json.loads((_written(tmp_path / "sound", "bf16") / "config.json").read_text())
+    _written(tmp_path / "damaged", "bf16", "mtp.fc.weight", np.nan)
+    text = config.get("text_config", config)
+    drafter = str(write_drafter(tmp_path / "d", text, target_layer_ids=[0]))
+    states = {}
+    for name in ("sound", "damaged"):
+        model, plan = planned(tmp_path / name, replace(GPU, drafter=drafter))
+        network = build_network(model, "verify_k2", plan.limits, plan.precision)
+        states[name] = {spec.name for spec, _ in network.states if "dflash" in spec.name}
+        assert ("mtp.k_pages" in {s.name for s, _ in network.states}) == (name == "sound")
+        assert [note for note in plan.notes if "mtp.fc.weight" in note] == [
+            note for note in plan.notes if note.endswith(": the drafter alone drafts")
+        ]
+        assert bool(plan.notes) == (name == "damaged") and plan.limits.drafts == 7
+    assert states["sound"] == states["damaged"] and len(states["sound"]) == 4
 
 
 def test_a_damaged_head_that_is_asked_for_is_refused(tmp_path: Path) -> None:

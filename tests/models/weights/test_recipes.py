@@ -46,6 +46,8 @@ def test_values() -> None:
     assert _value(A) is a
     assert np.array_equal(_value(w.concat0([A, B])), np.concatenate([a, b]))
     assert np.array_equal(_value(w.stack([A, A])), np.stack([a, a]))
+    mixed = w.concat0([half, STORE.source("s")])  # plain dtypes that differ are joined as f32
+    assert mixed.dtype is DType.F32 and _value(mixed).tolist() == [0.5, 1.5, -2, 4]
     assert _value(w.one_plus(half)).tolist() == [1.5, 2.5, -1]
     assert _value(w.cast(half)).tolist() == [0.5, 1.5, -2] and w.cast(A) is A
     assert _value(w.repeat(w.reciprocal(STORE.source("s")), 3)).tolist() == [0.25] * 3
@@ -89,10 +91,10 @@ def test_equal_recipes_are_equal_and_hashable() -> None:
     "join",
     [
         lambda: w.concat0([A, STORE.source("half")]),
-        lambda: w.concat0([STORE.source("half"), w.constant([1.0])]),
+        lambda: w.concat0([w.constant([1], DType.U8), w.constant([1.0])]),
         lambda: w.stack([A, B]),
         lambda: w.append_expert(w.stack([A, A]), B),
-        lambda: w.append_expert(w.stack([A]), w.Recipe("source", DType.BF16, (2, 3), source="a")),
+        lambda: w.append_expert(w.stack([A]), w.Recipe("source", DType.U8, (2, 3), source="a")),
         lambda: w.reshape(A, (4, 2)),
         lambda: w.reshape(A, (2, 2)),
         lambda: w.repeat(A, 2),

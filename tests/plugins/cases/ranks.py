@@ -6,7 +6,7 @@ import numpy as np
 
 from spark_engine.op import Case
 from spark_engine.plugins.common import random_arrays
-from spark_engine.plugins.ops.ranks.reduce_norm_quant import NORM
+from spark_engine.plugins.ops.norm.norm_quant import NORM
 from spark_engine.tensors import Array, DType
 from tests.plugins.cases.rowwise import NORM_QUANT
 

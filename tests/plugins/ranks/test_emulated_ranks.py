@@ -159,7 +159,7 @@ def test_the_norm_in_the_launch_has_the_bits_of_the_norm_apart(cache: Path) -> N
         apart = found[first][0]
         total = all_reduce.summed(tuple(x for x, *_ in steps[first][1]))
         want = reduce_norm_quant.norm_quant.reference(
-            reduce_norm_quant.norm_attrs(attrs), (total, *steps[first][1][0][1:])
+            reduce_norm_quant.norm_quant.added(attrs), (total, *steps[first][1][0][1:])
         )
         assert same(apart[1], want[1])
         np.testing.assert_allclose(

@@ -86,4 +86,4 @@ def test_every_tactic_has_one_order() -> None:
     for op, attrs, specs in nodes(4, 4):
         taken = [t for t in op.cuda.tactics if t.refuse(attrs, specs, H200) is None]
         keys = {t.reduction_key(attrs, specs, H200) for t in taken}
-        assert keys == ({"one_shot"} if op is gather_logits.OP else {collectives_kernels.ORDER})
+        assert keys == ({"one_shot"} if op is gather_logits.OP else {"ranks"})

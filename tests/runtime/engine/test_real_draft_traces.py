@@ -24,13 +24,15 @@ from tests.runtime.random_engines import (
 LISTED = 256  # of 512 ids
 INSIDE, OUTSIDE = range(20, 26), range(300, 306)
 BUILD = replace(OPTIONS, decode=(4,), prefill=(64,), max_seqs=4, verify=((4, 1), (4, 4)), drafts=4)
-BLOCK = "block"  # a block drafter in place of the head
-KINDS = {  # whether there is a head, or BLOCK; fewest ids of a match; ids that the head may draft
+BLOCK, BOTH = "block", "both"  # a block drafter in place of the head, or next to it
+KINDS = {  # a head, BLOCK, BOTH or none; fewest ids of a match; ids that may be drafted
     "text": (False, 3, "auto"),
     "list": (True, 0, LISTED),
     "text and list": (True, 2, LISTED),
     "block": (BLOCK, 0, "auto"),
     "block, text and list": (BLOCK, 2, LISTED),
+    "head and block": (BOTH, 0, "auto"),
+    "head, block, text and list": (BOTH, 2, LISTED),
 }
 
 
@@ -46,7 +48,7 @@ def drafting(
     options, kept = replace(BUILD, draft_suffix=suffix, draft_vocab=vocab), list[int]()
     folder, made = (
         tmp_path_factory.mktemp("drafts"),
-        {"head": head is True, "drafter": head == BLOCK},
+        {"head": head in (True, BOTH), "drafter": head in (BLOCK, BOTH)},
     )
     yield load_random(folder, "f32", False, options, **made), kept
     assert sum(kept) > 0, "a head of drawn weights is hardly ever right, but drafts"

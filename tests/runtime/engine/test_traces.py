@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spark_engine.interface import DECODE, PREFILL, Limits, drafts_of, verify_family
+from spark_engine.runtime.engine.draft_counts import BySource
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.plan import StepPlan
 from spark_engine.runtime.engine.policy import prefix_admission
@@ -42,6 +43,7 @@ from tests.runtime.engine import automaton
 from tests.runtime.engine.invariants import check_engine, check_idle
 from tests.runtime.fake_executor import (
     BLOCKS,
+    BOTH,
     HEADLESS,
     VISION_INFO,
     VOCAB,
@@ -148,7 +150,7 @@ def traces(draw: st.DrawFn, most_drafts: int = 0) -> Trace:
         vocab=VOCAB,
         page_size=page,
         bias_slots=8,
-        top_logprobs=draw(st.sampled_from((3, BLOCKS))),
+        top_logprobs=draw(st.sampled_from((3, BLOCKS, BOTH))),
         drafts=draw(st.integers(1, most_drafts)) if most_drafts else 0,
         suffix=draw(st.sampled_from((0, HEADLESS, 2))) if most_drafts else 0,
         snapshots=draw(st.sampled_from((0, 1, 2, 5, 30))),
@@ -184,7 +186,7 @@ def forks(draw: st.DrawFn) -> Trace:
         vocab=VOCAB,
         page_size=page,
         bias_slots=8,
-        top_logprobs=draw(st.sampled_from((3, BLOCKS))),
+        top_logprobs=draw(st.sampled_from((3, BLOCKS, BOTH))),
         drafts=drafts,
         snapshots=draw(st.sampled_from((1, 3, 8, 30))),
         suffix=draw(st.sampled_from((0, HEADLESS, 2))) if drafts else 0,
@@ -368,7 +370,8 @@ def fitted(arrival: Arrival, limits: Limits) -> Arrival:
     return replace(arrival, request=replace(arrival.request, constraint=bound))
 
 
-def check_trace(trace: Trace) -> None:
+def check_trace(trace: Trace) -> BySource:
+    """The counts of its drafts."""
     watch, arrived = replay(trace)
     check_idle(watch.engine)
     watch.engine.clear_cache()
@@ -376,7 +379,11 @@ def check_trace(trace: Trace) -> None:
     assert watch.engine.scheduler.prefix.rows.free == trace.limits.snapshots
     verified = watch.engine._loop.counts.drafts_by_position
     assert sum(events[-1].drafted for events in watch.events.values()) == sum(verified)
+    found = watch.engine._loop.counts.by_source
+    by_position = zip(*(one.verified for one in found.values()), strict=True)
+    assert [sum(one) for one in by_position] == verified
     compare_with_solo_runs(trace, watch, arrived)
+    return found
 
 
 def compare_with_solo_runs(trace: Trace, watch: Watch, arrived: dict[int, Arrival]) -> None:
@@ -523,11 +530,13 @@ def test_the_text_drafts_under_page_pressure_and_changes_no_token(
         inner(depth, slots, offered, accepted)
 
     monkeypatch.setattr(DraftDepth, "observe", observe)
-    check_trace(pressing(1, 6_000, 5, suffix))
+    counted = check_trace(pressing(1, 6_000, 5, suffix))
+    assert [*counted] == (["text"] if suffix == HEADLESS else ["mtp", "text"])
+    assert sum(counted["text"].kept) == kept[TEXT] + kept[HEAD] * (suffix == HEADLESS)
     assert kept[TEXT] > 9 and (kept[HEAD] > 100) == (suffix != HEADLESS), kept
 
 
-@pytest.mark.parametrize("top", [5, BLOCKS], ids=["head", "block drafter"])
+@pytest.mark.parametrize("top", [5, BLOCKS, BOTH], ids=["head", "block drafter", "both"])
 def test_drafts_are_kept_as_often_as_the_head_is_right(
     monkeypatch: pytest.MonkeyPatch, top: int
 ) -> None:
@@ -559,7 +568,8 @@ def test_drafts_are_kept_as_often_as_the_head_is_right(
             assert n / reached == pytest.approx(0.75, abs=1.5 / reached**0.5), (most, i)
         assert sum(event.drafted for event in last.values()) == sum(offered)
         assert sum(event.accepted for event in last.values()) == sum(kept)
-        assert [*counts.by_source] == ["dflash" if top == BLOCKS else "mtp"]
+        made = [["mtp"], ["dflash"], ["mtp", "dflash"]][(5, BLOCKS, BOTH).index(top)]
+        assert [*counts.by_source] == made if most > 3 or top != BOTH else ["dflash"]
         assert counts.sampled == 12 * 150 and counts.surplus_rows == 0
         assert counts.steps < 12 * 150 / 4 / (1.6, 2.2, 2.6)[(1, 3, 7).index(most)]
 

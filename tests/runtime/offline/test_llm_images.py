@@ -80,7 +80,8 @@ def test_lines_of_a_batch_with_images(engine: Path, tmp_path: Path) -> None:
     usage = [found[i]["body"]["usage"] for i in "023"]
     assert usage[0]["prompt_tokens_details"]["image_tokens"] == 72
     assert usage[2]["input_tokens_details"]["image_tokens"] == 72
-    assert 72 < usage[1]["input_tokens"] < 72 + 40
+    # Of the same image and text, a line that ended before may have left pages to this one.
+    assert 72 < usage[1]["input_tokens"] + usage[1]["cache_read_input_tokens"] < 72 + 40
     assert found["1"]["body"]["error"]["param"] == "messages[0].content[1].image_url.url"
 
 

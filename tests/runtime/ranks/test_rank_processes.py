@@ -26,6 +26,7 @@ from spark_engine.runtime.ranks import group
 from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.runtime.ranks.spawn import RankSpec, start_rank
 from tests.checkpoints import write_checkpoint
+from tests.models.drafters import write_drafter
 from tests.ports import free_port
 from tests.runtime.engine.invariants import check_idle
 from tests.solo import Solo
@@ -173,18 +174,30 @@ def test_a_load_that_swaps_and_shares_says_what_one_rank_says(
 
 
 @AT_LENGTH
-def test_rounds_of_drafts_say_what_steps_say(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "c", {**SHALLOW, "mtp_num_hidden_layers": 1}, "f32")
+@pytest.mark.parametrize("vocab", [None, "full", 64], ids=["head", "block drafter", "its list"])
+def test_rounds_of_drafts_say_what_steps_say(tmp_path: Path, vocab: int | str | None) -> None:
+    """A drafter is whole on every rank, and its candidates are of all ranks' logits: what it leaves
+    drafted is what one rank drafts."""
+    written = write_checkpoint(tmp_path / "c", {**SHALLOW, "mtp_num_hidden_layers": 1}, "f32")
     options = replace(SERVED, drafts=2, verify=((2, 2), (4, 2)), max_seqs=4)
-    path, asked = make(tmp_path / "c", 2, options), requests()
-    said = {}
-    for drafts in (0, 2):
-        how = EngineOptions(drafts=drafts, fixed_drafts=True)
+    if vocab is not None:
+        drafter = write_drafter(tmp_path / "d", written.config, target_layer_ids=[0])
+        options = replace(options, drafter=str(drafter), draft_vocab=vocab)
+    asked, said, drafted = requests(), [], []
+    for ranks, drafts in ((2, 0), (2, 2), *([(1, 2)] if vocab else [])):
+        path, how = (
+            tmp_path / f"tp{ranks}",
+            EngineOptions(drafts=drafts, fixed_drafts=True, depth=0),
+        )
+        if not path.exists():
+            make(tmp_path / "c", ranks, options)
         with closing(Engine.open(path, how)) as engine:
-            said[drafts] = drain(engine, asked)
+            said.append(drain(engine, asked))
             rounds = engine.stats()["rounds_by_k"]
+            drafted.append(engine.memory.store.save(0, [0]).rows["drafts"].tolist())
             check_idle(engine)
-    assert said[0] == said[2] and rounds[2]  # type: ignore[index]
+    assert said[0] == said[1] and rounds[2]  # type: ignore[index]
+    assert not vocab or (drafted[1] == drafted[2] and any(drafted[1]))
 
 
 def until_it_falls(engine: Engine) -> str:

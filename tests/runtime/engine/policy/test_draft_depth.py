@@ -195,7 +195,7 @@ def test_a_text_that_matches_is_drafted_from_at_once_and_each_source_has_its_own
     one, none = np.array([0]), np.array([0])
     for headless in (False, True):
         depth = DraftDepth((ROWS, *(ROWS,) * MOST), StepCosts(costs(100, 105, 110, 115)), SLOTS,
-                           headless=headless)  # fmt: skip
+                           makers=("text",) if headless else ())  # fmt: skip
         rounds = Rounds(depth, [0.0])
         for _ in range(120):
             last = rounds.step()

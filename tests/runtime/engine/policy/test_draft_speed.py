@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.result_files import RESULTS, read
-from spark_engine.interface import DECODE, MOST_DRAFTS, verify_family
+from spark_engine.interface import DECODE, HEAD_DRAFTS, MOST_DRAFTS, verify_family
 from spark_engine.runtime.engine.policy.draft_depth import CREDIT, SHARE, DraftDepth
 from spark_engine.runtime.engine.policy.step_costs import StepCosts
 from tests.runtime.engine.policy.test_draft_depth import request
@@ -57,14 +57,18 @@ class Simulated:
         right: bool = False,
         headless: bool = False,
         fixed: bool = False,
+        makers: tuple[str, ...] = (),
+        block: tuple[float, ...] = (),
     ) -> None:
         most = max(cost)
+        makers = ("text",) * (1 + most) if headless else makers
         table = {(verify_family(k) if k else DECODE, rows): ms * 1e3 for k, ms in cost.items()}
         buckets = [(rows,) if k in cost else () for k in range(most + 1)]
-        self.depth = DraftDepth(buckets, StepCosts(table), rows, fixed, headless)
+        self.depth = DraftDepth(buckets, StepCosts(table), rows, fixed, makers)
         self._cost, self._rows, self._matches = cost, rows, matches
         self._right, self._headless = right, headless
         self._rates = np.resize([*acceptance, *[acceptance[-1]] * most], most)
+        self._block = np.resize([*block, *block[-1:] * most], most) if block else self._rates
         self._seqs = [request(slot, drafts=most) for slot in range(rows)]
         for seq in self._seqs:
             self.depth.forget(seq.slot)
@@ -80,7 +84,8 @@ class Simulated:
             offered = np.array([min(k, self.depth.held(seq)) for seq in self._seqs])
             for seq in self._seqs:
                 seq.held_drafts = 0 if self._headless else k
-            drawn = self._rng.random((self._rows, len(self._rates))) < self._rates
+            rates = self._block if made > HEAD_DRAFTS else self._rates
+            drawn = self._rng.random((self._rows, len(rates))) < rates
             by_head = np.minimum(drawn.cumprod(axis=1).sum(axis=1), made)
             kept = np.minimum(np.where(text, MOST_DRAFTS * self._right, by_head), offered)
             text = text if self._matches is None else self._matches(n, self._rows)
@@ -91,8 +96,7 @@ class Simulated:
                 drafts, offered, kept, matched = unread.popleft()
                 if (live := offered > 0).any():
                     self.depth.observe(slots[live], offered[live], kept[live])
-                if self._matches is not None:
-                    self.depth.drafted(slots, drafts, matched.astype(np.int64))
+                self.depth.drafted(slots, drafts, matched.astype(np.int64))
         return tokens / ms * self._cost[0] / self._rows
 
 
@@ -134,6 +138,33 @@ def test_a_text_that_matches_never_costs_two_percent(
             assert speed >= LEAST, (model, rows)
             if matches == "always" and right and rows < 128:
                 assert speed > 2, "a text that is right is used"
+
+
+BOTH = ("mtp",) * (1 + HEAD_DRAFTS) + ("dflash",) * (MOST_DRAFTS - HEAD_DRAFTS)
+
+
+@pytest.mark.parametrize(
+    ("head", "block"),
+    [
+        ((0.8, 0.75, 0.7), (0.9, 0.88, 0.86)),
+        ((0.8, 0.75, 0.7), (0.5, 0.4, 0.3)),
+        ((0.3, 0.2, 0.1), (0.9, 0.88, 0.86)),
+        ((0.2, 0.1, 0.1), (0.25, 0.2, 0.1)),
+    ],
+)
+def test_a_block_drafter_and_a_head_are_as_fast_as_the_better_one(
+    head: tuple[float, ...], block: tuple[float, ...]
+) -> None:
+    """Rounds of the 27B as they took on an H200: of a head, and of seven drafts of a block."""
+    for rows, of_block in ((1, 8.25 / 5.69), (8, 1.6)):
+        cost = measured(MODELS[0], rows)
+        blocks = {0: cost[0], MOST_DRAFTS: cost[0] * of_block}
+        alone = [
+            Simulated(cost, rows, head).speed(2000),
+            Simulated(blocks, rows, block, makers=("dflash",), block=block).speed(2000),
+        ]
+        both = Simulated(cost | blocks, rows, head, makers=BOTH, block=block).speed(2000)
+        assert both >= 0.97 * max(*alone, 1.0), (rows, both, alone)
 
 
 def test_rounds_that_lose_are_paid_by_a_share_of_the_time() -> None:
