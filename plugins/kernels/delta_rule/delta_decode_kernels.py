@@ -86,9 +86,12 @@ class Problem:
     def _round(self, shape: HeadBlocks, heads: int, ages: int) -> int:
         """Bytes of `Round`."""
         ahead, values = self.drafts + self.tile, heads * self.value_dim
-        floats = (ages + ahead) * (values + self.key_dim + heads) + ahead * heads * self.ring
+        # Of a token's products and of a position's decays.
+        most = ages + ahead if shape.chunked else self.ring
+        floats = (ages + ahead) * (values + self.key_dim + heads) + ahead * heads * most
+        floats += 16 * self.key_dim if shape.chunked else 0  # operands
         token = 2 * self.key_dim + values * (2 if self.fused else 1)
-        floats += self.tile * (token + 2 * heads * (-(-ages // 4) * 4 + 4))
+        floats += self.tile * (token + 2 * heads * (-(-(most - 1) // 4) * 4 + 4))
         return self._staged(shape) + 4 * floats + 256
 
     @staticmethod
@@ -119,6 +122,8 @@ def refuse(node: Node, shape: HeadBlocks) -> str | None:
     p, target = Problem.of(node), node.target
     if p.lanes not in (4, 8, 16, 32):
         return f"a row of {p.key_dim} {p.state} is no 4, 8, 16 or 32 lanes of 16 bytes"
+    if shape.chunked and (why := _refuse_chunk(p)) is not None:
+        return why
     chunk = p.accesses * 32 // p.lanes
     if p.value_dim % max(chunk, 16):
         return f"{p.value_dim} value rows do not come in chunks of {max(chunk, 16)}"
@@ -134,6 +139,16 @@ def refuse(node: Node, shape: HeadBlocks) -> str | None:
     if p.shared(shape) > target.shared_bytes:
         return f"{p.shared(shape)} bytes of shared memory are more than {target.shared_bytes}"
     return _refuse_ends(p, node) if p.fused else None
+
+
+def _refuse_chunk(p: Problem) -> str | None:
+    if not (p.fused and 2 < p.tile <= 4):
+        return f"{p.tile} tokens are no round of three or four of the fused op"
+    if p.state is not DType.F32:
+        return f"products of tf32 are of states in f32, not in {p.state}"
+    if (entries := p.ring - 1 + p.drafts + p.tile) > 32:
+        return f"{entries} records and tokens are more than the lanes of a warp"
+    return None
 
 
 def _refuse_ends(p: Problem, node: Node) -> str | None:
@@ -173,6 +188,7 @@ def _macros(p: Problem, shape: HeadBlocks, node: Node) -> dict[str, float]:
         "BLOCKS": max(
             1, min(shape.blocks, resident, ROUND_BLOCKS[shape.warps] if p.drafts else resident)
         ),
+        "CHUNKED": shape.chunked,
         "COPIES": p.copies,
         "DRAFTS": p.drafts,
         "EPS": node.real("eps") if p.fused else 0.0,
@@ -206,13 +222,13 @@ def cost(node: Node, shape: HeadBlocks) -> float:
     over = 1.1 if shape.stages else 1.13
     if not shape.grouped and (p.ring or p.state.itemsize == 2):
         over += 0.2  # less to move behind each block's start and end
-    over += 0.15 * (p.tile - 1)
+    over += 0.15 * (p.tile - 1) + 0.05 * shape.chunked  # chosen by measured times alone
     return over * moved / (target.bandwidth * reached) + 4e-6
 
 
-def reduction_key(node: Node) -> str:
-    """All tactics sum in one order."""
-    return "one order"
+def reduction_key(node: Node, shape: HeadBlocks) -> str:
+    """All tactics sum in one order but for those of several tokens at once."""
+    return "tokens at once" if shape.chunked else "one order"
 
 
 def _recorded(node: Node) -> tuple[int, int] | None:
@@ -229,7 +245,7 @@ def _candidate(shape: HeadBlocks, why: str = "") -> Candidate:
         partial(plan, shape=shape),
         partial(cost, shape=shape),
         partial(refuse, shape=shape),
-        reduction_key,
+        partial(reduction_key, shape=shape),
         why or shape.why,
         recorded=_recorded,
     )

@@ -66,11 +66,17 @@ class Sequence_:
     A rejected token's columns are random, those of an accepted one the sequence's own.
     """
 
-    def __init__(self, launch: gated_delta_cases.Launch, compute: Compute, fused: bool) -> None:
+    def __init__(
+        self,
+        launch: gated_delta_cases.Launch,
+        compute: Compute,
+        fused: bool,
+        tokens: int = TOKENS,
+    ) -> None:
         self.launch, self.compute, self.fused = launch, compute, fused
         rng = np.random.default_rng(17)
-        whole = replace(launch, tile=1, slots=(SLOT,) * TOKENS, starts=tuple(range(TOKENS)))
-        whole = replace(whole, counts=(1,) * TOKENS, units=UNITS)
+        whole = replace(launch, tile=1, slots=(SLOT,) * tokens, starts=tuple(range(tokens)))
+        whole = replace(whole, counts=(1,) * tokens, units=UNITS)
         arrays = gdn_decode_cases.Launch(whole).inputs(rng)
         attrs = gdn_decode_cases.Launch(whole).attrs
         self.given = dict(zip(gdn_decode.OP.names(attrs, len(arrays)), arrays, strict=True))
