@@ -63,7 +63,7 @@ from spark_engine.hints import cuda_missing, driver_present, extra
 from spark_engine.manifest import Bucket, Fingerprint, Manifest, weights_name
 from spark_engine.models.drafter import with_drafter
 from spark_engine.models.open_model import open_model, with_ranks
-from spark_engine.models.weights.draft_weights import head_fault
+from spark_engine.models.weights.draft_weights import head_fault, with_draft_dtype
 from spark_engine.models.weights.recipes import Recipe
 from spark_engine.models.weights.shards import TILE, of_rank
 from spark_engine.models.weights.stored_model import Model
@@ -221,6 +221,7 @@ def planned(checkpoint: Path, options: Options) -> tuple[Model, BuildPlan]:
     check_mlps(model, plan)
     notes = [f"built without images: {why}"] if why else []
     notes += [f"{head_lost}: the drafter alone drafts"] if block and head_lost else []
+    model = with_draft_dtype(model, plan.draft.dtype) if plan.draft else model
     return model, replace(plan, notes=(*plan.notes, *notes))
 
 

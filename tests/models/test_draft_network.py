@@ -12,6 +12,7 @@ from spark_engine.interface import Limits, Precision
 from spark_engine.models.build_network import Network, build_network
 from spark_engine.models.draft_options import DraftOptions
 from spark_engine.models.open_model import describe
+from spark_engine.models.weights.draft_weights import with_draft_dtype
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.tensors import DType
 from tests.checkpoints import text_config
@@ -153,6 +154,19 @@ def test_weights_of_families_are_one() -> None:
     for family in FAMILIES:
         for name, weight in _build(family).weights.items():
             assert known[name] == weight
+
+
+def test_families_share_what_reads_the_experts() -> None:
+    """Ten thousand recipes of a model are made once, also where the head is quantised."""
+    model = describe(text_config(True, {"mtp_num_hidden_layers": 1}))
+    model, options = with_draft_dtype(model, "nvfp4"), DraftOptions("nvfp4")
+    _, *rest = (build_network(model, family, LIMITS, BF16, draft=options) for family in FAMILIES)
+    weights = {name: weight.recipe for name, weight in rest[0].weights.items()}
+    experts = {id(recipe): recipe for of in model.of_experts.values() for recipe in of.values()}
+    assert len(model.of_experts) == len(model.config.layers) + 1, "one for each MLP"
+    found = [name for name, recipe in weights.items() if id(recipe) in experts]
+    assert found
+    assert all(rest[1].weights[name].recipe is weights[name] for name in found)
 
 
 @pytest.mark.parametrize("name", nvidia_configs.MODELS)
