@@ -5,9 +5,7 @@ Knows the order of the steps and not what they do.
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -16,6 +14,7 @@ from threading import Event, Lock
 
 from spark_engine.builder import report
 from spark_engine.builder.assemble import make_manifest, weight_specs
+from spark_engine.builder.background import in_background
 from spark_engine.builder.clock import StageClock
 from spark_engine.builder.draft_costs import draft_costs
 from spark_engine.builder.emit import (
@@ -75,7 +74,6 @@ from spark_engine.weights_file import WeightLayout, fill_weights, plan_weights
 
 CUBINS = ".cubins"  # next to the engine folders: compiled kernels by content
 WRITE = "write"  # the stage
-SIGNAL_S = 0.1  # seconds after which a signal is heard
 WORKERS = 16  # threads that make weights; numpy lets them run side by side
 Progress = Callable[[str], None]
 BUCKET_FILE = 1 << 20  # bytes of a `.engine` file, about
@@ -134,8 +132,9 @@ def build(
         check_space(destination, plan.ranks * layout.total + text_bytes(checkpoint) + small)
         record_notes: tuple[str, ...] = ()
         with staging(destination) as folder:
-            write = partial(emit_weights, model, graphs, layout, folder, plan.ranks, clock)
-            with in_background(write, now=not host_budget(None).shared) as written:
+            write = partial(emit_weights, model, graphs, layout, folder, plan.ranks)
+            alone = not host_budget(None).shared
+            with in_background(write, clock, WRITE, alone, fork=backend.timed) as written:
                 if backend.kernels:
                     choose_kernels(backend, [*graphs.values()], plan.target, clock, progress)
                 clock.start(WRITE, f"{report.size(plan.ranks * layout.total)} of weights")
@@ -172,33 +171,6 @@ def choose_kernels(
     backend.choose(graphs, progress)
     clock.start("compile", f"the chosen kernels for {target}")
     backend.compile(clock.advance)
-
-
-def _result(running: Future[None]) -> None:
-    """Waits in short turns: Python hears a signal that comes as a wait begins only at its end."""
-    while not wait((running,), SIGNAL_S).done:
-        pass
-    running.result()
-
-
-@contextmanager
-def in_background(work: Callable[[Event], None], now: bool) -> Iterator[Callable[[], None]]:
-    """Runs `work` in a thread; the function it gives waits for the end, and raises its error.
-
-    If the block raises, the event is set, upon which `work` ends early. Unless `now`, `work` runs
-    when the function is called: where host and GPU share their memory, tactics are timed in what
-    the weights would take.
-    """
-    stop = Event()
-    if not now:
-        yield partial(work, stop)
-        return
-    with ThreadPoolExecutor(1, "weights") as pool:
-        try:  # a signal may come as soon as the work begins
-            yield partial(_result, pool.submit(work, stop))
-        except BaseException:
-            stop.set()
-            raise
 
 
 def planned(checkpoint: Path, options: Options) -> tuple[Model, BuildPlan]:
@@ -336,7 +308,7 @@ def emit_weights(
     layout: WeightLayout,
     folder: Path,
     ranks: int,
-    clock: StageClock,
+    advance: Advance,
     stop: Event,
 ) -> None:
     """Evaluates the recipes of all ranks and writes one file of weights per rank, all with one
@@ -353,10 +325,8 @@ def emit_weights(
             raise InterruptedError
         value = recipes[name].evaluate(reader)
         with lock:
-            clock.look()
             done += value.nbytes
-            if clock.stage == WRITE:  # else another stage shows its progress
-                clock.advance(done, ranks * layout.total)
+            advance(done, ranks * layout.total)
         return value
 
     for rank in range(ranks):

@@ -21,9 +21,20 @@ class StageClock:
         self._starts: list[tuple[str, float]] = []
         self.peak_anonymous = 0
 
-    def look(self) -> None:
-        """Updates `peak_anonymous`, the most bytes seen that no file backs."""
-        self.peak_anonymous = max(self.peak_anonymous, anonymous_bytes())
+    def look(self, process: int | None = None) -> None:
+        """Updates `peak_anonymous`, the most bytes seen that no file backs, of this process or of
+        the one with that number."""
+        self.peak_anonymous = max(self.peak_anonymous, anonymous_bytes(process))
+
+    def shown_in(self, stage: str) -> Advance:
+        """What receives the progress of work that runs next to the stages: shown in this one."""
+
+        def advance(done: int, total: int) -> None:
+            self.look()
+            if self.stage == stage:
+                self.advance(done, total)
+
+        return advance
 
     def start(self, stage: str, what: str) -> None:
         """Ends the current stage and starts another: "lower", "the network"."""
@@ -49,10 +60,11 @@ class StageClock:
         return peak if sys.platform == "darwin" else peak * 1024
 
 
-def anonymous_bytes() -> int:
-    """Resident bytes of this process that no file backs; 0 if the system does not report them."""
+def anonymous_bytes(process: int | None = None) -> int:
+    """Resident bytes of a process, or of this one, that no file backs; 0 if the system does not
+    report them."""
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path(f"/proc/{process or 'self'}/status").read_text().splitlines()
     except OSError:
         return 0
     found = next((line for line in lines if line.startswith("RssAnon:")), "RssAnon: 0 kB")

@@ -124,7 +124,7 @@ def test_the_builders_timer_asks_the_same(monkeypatch: pytest.MonkeyPatch, integ
     timer: Any = object.__new__(gpu_timer.GpuTimer)
     timer._say = print
     timer._gpu = device.Gpu()
-    timer._functions = lambda *_: ([], [])
+    timer._functions = lambda *_: []
     assert timer._measure(None, None, None) == (1.0 if integrated else None)
 
 

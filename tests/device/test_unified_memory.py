@@ -212,7 +212,7 @@ def test_the_builders_timer_counts_its_operands_twice(monkeypatch: pytest.Monkey
     monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
     timer: Any = object.__new__(gpu_timer.GpuTimer)
     timer._say = print
-    timer._functions = lambda *_: ([], [])
+    timer._functions = lambda *_: []
     for integrated, timed in ((1, None), (0, 1.0)):
         _spark(monkeypatch, KEPT + 1000, INTEGRATED=integrated).free = 1000
         timer._gpu = device.Gpu()
@@ -227,7 +227,7 @@ def test_the_builders_timer_leaves_the_host_its_part(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
     timer: Any = object.__new__(gpu_timer.GpuTimer)
     timer._say = print
-    timer._functions = lambda *_: ([], [])
+    timer._functions = lambda *_: []
     for free, timed in ((KEPT + 2 * GIB, None), (KEPT + 3 * GIB, 1.0)):
         _spark(monkeypatch, free)
         timer._gpu = device.Gpu()
@@ -259,7 +259,7 @@ def test_the_builders_timer_waits_for_an_engine_that_starts(
     monkeypatch.setattr(gpu_timer, "startup_lock", turn)
     timer: Any = object.__new__(gpu_timer.GpuTimer)
     timer._say = print
-    timer._functions = lambda *_: ([], [])
+    timer._functions = lambda *_: []
     for integrated, taken in ((1, [True, False]), (0, [False, False])):
         found.clear()
         _spark(monkeypatch, 50 * GIB, INTEGRATED=integrated).free = 50 * GIB
