@@ -5,12 +5,13 @@ Knows the order of the steps and not what they do.
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from threading import Event, Lock
+from threading import Lock
 
 from spark_engine.builder import report
 from spark_engine.builder.assemble import make_manifest, weight_specs
@@ -73,7 +74,6 @@ from spark_engine.vision import VISION
 from spark_engine.weights_file import WeightLayout, fill_weights, plan_weights
 
 CUBINS = ".cubins"  # next to the engine folders: compiled kernels by content
-WRITE = "write"  # the stage
 WORKERS = 16  # threads that make weights; numpy lets them run side by side
 Progress = Callable[[str], None]
 BUCKET_FILE = 1 << 20  # bytes of a `.engine` file, about
@@ -133,11 +133,11 @@ def build(
         record_notes: tuple[str, ...] = ()
         with staging(destination) as folder:
             write = partial(emit_weights, model, graphs, layout, folder, plan.ranks)
-            alone = not host_budget(None).shared
-            with in_background(write, clock, WRITE, alone, fork=backend.timed) as written:
+            fork = backend.kernels and sys.platform == "linux" and not host_budget(None).shared
+            with in_background(write, clock, fork) as written:
                 if backend.kernels:
                     choose_kernels(backend, [*graphs.values()], plan.target, clock, progress)
-                clock.start(WRITE, f"{report.size(plan.ranks * layout.total)} of weights")
+                clock.start("write", f"{report.size(plan.ranks * layout.total)} of weights")
                 written()
             clock.start("emit", "the buckets")
             backend.weights = folder / weights_name(0, plan.ranks)
@@ -308,12 +308,11 @@ def emit_weights(
     layout: WeightLayout,
     folder: Path,
     ranks: int,
-    advance: Advance,
-    stop: Event,
+    clock: StageClock,
 ) -> None:
     """Evaluates the recipes of all ranks and writes one file of weights per rank, all with one
     layout. Several recipes run at once, within the free host memory. Raises CapacityError if the
-    largest tensor does not fit, InterruptedError once `stop` is set."""
+    largest tensor does not fit."""
     in_work = weights_in_work(layout, host_budget(available_memory()))
     weights = {name: w for graph in graphs.values() for name, w in graph.weights.items()}
     assert model.checkpoint is not None
@@ -321,12 +320,11 @@ def emit_weights(
 
     def make(recipes: Mapping[str, Recipe], name: str) -> Array:
         nonlocal done
-        if stop.is_set():
-            raise InterruptedError
         value = recipes[name].evaluate(reader)
         with lock:
+            clock.look()
             done += value.nbytes
-            advance(done, ranks * layout.total)
+            clock.advance(done, ranks * layout.total)
         return value
 
     for rank in range(ranks):

@@ -19,31 +19,16 @@ class StageClock:
         self._progress = progress
         self.advance = advance
         self._starts: list[tuple[str, float]] = []
-        self.peak_anonymous = 0
+        self.peak_anonymous = self.peak_of_process = 0  # bytes; a process that makes the weights
 
-    def look(self, process: int | None = None) -> None:
-        """Updates `peak_anonymous`, the most bytes seen that no file backs, of this process or of
-        the one with that number."""
-        self.peak_anonymous = max(self.peak_anonymous, anonymous_bytes(process))
-
-    def shown_in(self, stage: str) -> Advance:
-        """What receives the progress of work that runs next to the stages: shown in this one."""
-
-        def advance(done: int, total: int) -> None:
-            self.look()
-            if self.stage == stage:
-                self.advance(done, total)
-
-        return advance
+    def look(self) -> None:
+        """Updates `peak_anonymous`, the most bytes seen that no file backs."""
+        self.peak_anonymous = max(self.peak_anonymous, anonymous_bytes())
 
     def start(self, stage: str, what: str) -> None:
         """Ends the current stage and starts another: "lower", "the network"."""
         self._starts.append((stage, time.perf_counter()))
         self._progress(f"{stage} {what}")
-
-    @property
-    def stage(self) -> str:
-        return self._starts[-1][0] if self._starts else ""
 
     def seconds(self) -> dict[str, float]:
         """Seconds by stage, summed over its runs; the last one runs until now."""
@@ -53,18 +38,16 @@ class StageClock:
             found[stage] = found.get(stage, 0.0) + end - at
         return found
 
-    @staticmethod
-    def peak_rss() -> int:
-        """Peak resident bytes of this process, mapped files included."""
+    def peak_rss(self) -> int:
+        """Peak resident bytes of one process of the build, mapped files included."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
+        return max(peak if sys.platform == "darwin" else peak * 1024, self.peak_of_process)
 
 
-def anonymous_bytes(process: int | None = None) -> int:
-    """Resident bytes of a process, or of this one, that no file backs; 0 if the system does not
-    report them."""
+def anonymous_bytes() -> int:
+    """Resident bytes of this process that no file backs; 0 if the system does not report them."""
     try:
-        lines = Path(f"/proc/{process or 'self'}/status").read_text().splitlines()
+        lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return 0
     found = next((line for line in lines if line.startswith("RssAnon:")), "RssAnon: 0 kB")

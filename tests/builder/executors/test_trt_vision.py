@@ -1,19 +1,18 @@
 """TensorRT-RTX compiles the vision tower, for every GPU of the target and without one."""
 
 from pathlib import Path
-from threading import Event
 
 import onnx
 import pytest
 
 from spark_engine.builder.assemble import weight_specs
 from spark_engine.builder.build import emit_weights, planned
+from spark_engine.builder.clock import StageClock
 from spark_engine.builder.graph.lower import lower
 from spark_engine.builder.plan.options import CAPABILITIES, RTX, Options
 from spark_engine.device.trt_payload import TrtPayload
 from spark_engine.manifest import weights_name
 from spark_engine.plugins.registry import REGISTRY
-from spark_engine.progress import ignore
 from spark_engine.vision import IMAGE_ROWS, VISION
 from spark_engine.weights_file import plan_weights
 from tests.oracles.test_parity_vision import write
@@ -28,7 +27,9 @@ def test_the_whole_tower_is_compiled(tmp_path: Path) -> None:
     model, plan = planned(tmp_path, Options(target=RTX, max_image_pixels=36 * 1024))
     graph = lower(model, plan, VISION)
     layout = plan_weights(weight_specs([graph]))
-    emit_weights(model, {VISION: graph}, layout, tmp_path, 1, ignore, Event())
+    clock = StageClock(lambda stage: None, lambda done, total: None)
+    clock.start("write", "the weights")
+    emit_weights(model, {VISION: graph}, layout, tmp_path, 1, clock)
     backend = TrtBackend(plan, REGISTRY, tmp_path)
     backend.weights = tmp_path / weights_name(0, 1)
     (size,) = plan.buckets.vision
