@@ -14,7 +14,7 @@ from spark_engine.builder.clock import StageClock
 from spark_engine.errors import InternalError
 
 SIGNAL_S = 0.1  # seconds after which a signal is heard
-Work = Callable[[StageClock], None]  # reports its progress, and looks at its memory
+Work = Callable[[StageClock], None]
 
 
 @contextmanager
@@ -48,8 +48,7 @@ def _result(pipe: Connection, shown: MutableSequence[int], clock: StageClock) ->
     try:
         anonymous, clock.peak_of_process, error = pipe.recv()
     except EOFError:
-        killed = "the process that writes the weights was killed: is memory left for it?"
-        raise InternalError(killed) from None
+        raise InternalError("the weights' process was killed: is memory left for it?") from None
     clock.peak_anonymous = max(clock.peak_anonymous, anonymous)
     if error is not None:
         raise error
@@ -59,8 +58,12 @@ def _run(work: Work, clock: StageClock, shown: MutableSequence[int], pipe: Conne
     """In the process: sends the peaks of its memory, and the error or None."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
 
+    parent = multiprocessing.parent_process()
+
     def advance(done: int, total: int) -> None:
         shown[:] = [done, total]
+        if parent is None or not parent.is_alive():
+            raise InterruptedError("the build was killed")
 
     clock.advance, error = advance, None
     try:

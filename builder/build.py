@@ -5,7 +5,6 @@ Knows the order of the steps and not what they do.
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -133,7 +132,7 @@ def build(
         record_notes: tuple[str, ...] = ()
         with staging(destination) as folder:
             write = partial(emit_weights, model, graphs, layout, folder, plan.ranks)
-            fork = backend.kernels and sys.platform == "linux" and not host_budget(None).shared
+            fork = backend.kernels and not host_budget(None).shared
             with in_background(write, clock, fork) as written:
                 if backend.kernels:
                     choose_kernels(backend, [*graphs.values()], plan.target, clock, progress)

@@ -61,7 +61,6 @@ class GpuTimer:
         self._ranks: RankGpus | None = None
         self._loaded: dict[tuple[nvrtc.Job, int], tuple[nvrtc.Cubin, Function]] = {}
         self._say, self._lost = say, 0
-        self.measured = 0
 
     _bench: _Bench | None = None  # of the last work: its tactics share the operands
 
@@ -91,8 +90,7 @@ class GpuTimer:
         if any(launch.source == NCCL for launch in plan.launches):
             return None
         key = key_of(work, tactic, plan, _texts(tactic, plan))
-        known = self._timings.get(key)
-        if known is not None:
+        if (known := self._timings.get(key)) is not None:
             return known
         try:
             measure = self._measure_ranks if plan.symmetric else self._measure
@@ -105,7 +103,6 @@ class GpuTimer:
             raise _failed(f"{work.name}/{tactic.name} over {dims}", error) from error
         if seconds is not None:
             self._timings.put(key, seconds)
-            self.measured += 1
         elif not plan.symmetric:  # else there are too few GPUs, and free memory does not help
             self._lost += 1
         return seconds
@@ -133,7 +130,6 @@ class GpuTimer:
             return None
         for key, seconds in zip(keys, found, strict=True):
             self._timings.put(key, seconds)
-            self.measured += 1
         return found
 
     def _fits(self, nbytes: int) -> bool:

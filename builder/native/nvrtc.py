@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Self
@@ -152,7 +151,6 @@ class Compiler:
         self._how, self._workers = (target, cache, folder), workers
         self._pool: ProcessPoolExecutor | None = None
         self._running: dict[tuple[str, Defines], Future[Cubin]] = {}
-        self._texts = lru_cache(None)(partial(sources, folder=folder))
 
     def __enter__(self) -> Self:
         return self
@@ -163,10 +161,10 @@ class Compiler:
 
     def start(self, jobs: Iterable[Job]) -> None:
         """Starts those that are not in the folder of compiled kernels."""
-        target, cubins, _ = self._how
+        target, cache, folder = self._how
         for job in jobs:
             key = job.source, job.defines
-            kept = cubins and cubins / f"{_key(job, target, self._texts(job.source))}.cubin"
+            kept = cache and cache / f"{_key(job, target, sources(job.source, folder))}.cubin"
             if key not in self._running and not (kept and kept.exists()):
                 self._pool = self._pool or _processes(self._workers)
                 with _no_main():

@@ -225,8 +225,7 @@ class Chooser:
     ) -> list[tuple[str, Plan]]:
         """(source, plan) of every tactic: of nodes that have several, in the order of timing, and
         then of the others."""
-        found: list[tuple[str, Plan]] = []
-        single: list[tuple[str, Plan]] = []
+        found, single = list[tuple[str, Plan]](), list[tuple[str, Plan]]()
         seen: set[tuple[object, ...]] = set()
         for graph, sizes in graphs:
             for size in sizes:

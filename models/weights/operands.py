@@ -163,10 +163,9 @@ def expert_operands(model: Model, experts: Experts) -> dict[str, Recipe]:
 
     Raises CheckpointError when FP8 blocks of gate and up would not tile their concatenation.
     """
-    known = model.of_experts
-    if experts.name not in known:
-        known[experts.name] = _expert_operands(model, experts)
-    return known[experts.name]
+    if experts.name not in model.of_experts:
+        model.of_experts[experts.name] = _expert_operands(model, experts)
+    return model.of_experts[experts.name]
 
 
 def _expert_operands(model: Model, experts: Experts) -> dict[str, Recipe]:

@@ -1,11 +1,11 @@
 """Work of a build that runs next to its other stages: its end, its error, and its early end."""
 
+import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from tests.repository import ROOT
 
 CHECKPOINT = ROOT / "models" / "tiny" / "checkpoint"
 SHOWN: list[tuple[int, int]] = []
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a process is forked on Linux only")
 
 
 def background(work: Work, fork: bool) -> AbstractContextManager[Callable[[], None]]:
@@ -53,21 +52,30 @@ def test_the_work_runs_during_the_block_and_its_progress_is_shown(tmp_path: Path
     assert set(SHOWN) == {(1, 2)}
 
 
-def test_a_block_that_fails_ends_the_work_early(tmp_path: Path) -> None:
-    started, process = tmp_path / "started", tmp_path / "process"
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_work_ends_with_the_build(tmp_path: Path, killed: bool) -> None:
+    """After an error, and after a signal that nothing in the build hears."""
+    started, ends = tmp_path / "started", tmp_path / "ends"
 
     def work(clock: StageClock) -> None:
-        process.write_text(str(os.getpid()))
         started.touch()
-        time.sleep(60)
+        with suppress(InterruptedError):
+            for _ in range(600):
+                clock.advance(1, 2)
+                time.sleep(0.1)
+        ends.touch()
 
-    begin = time.monotonic()
-    with pytest.raises(ValueError, match="no tactic"), background(work, fork=True):
-        assert appears(started)
-        raise ValueError("no tactic")
-    assert time.monotonic() - begin < 40
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(process.read_text()), 0)
+    def build() -> None:
+        with background(work, fork=True):
+            assert appears(started)
+            os.kill(os.getpid(), signal.SIGKILL * killed)
+            raise ValueError("no tactic")
+
+    process = multiprocessing.get_context("fork").Process(target=build)
+    process.start()
+    process.join(40)
+    assert process.exitcode == (-signal.SIGKILL if killed else 1)
+    assert (appears(ends) if killed else ends.exists()) == killed
 
 
 @pytest.mark.parametrize("fork", [True, False])
@@ -79,14 +87,6 @@ def test_the_error_of_the_work_is_raised_at_its_end(fork: bool) -> None:
         ended()
 
 
-def test_a_process_that_is_killed_is_an_error() -> None:
-    def work(clock: StageClock) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    with pytest.raises(InternalError, match="was killed"), background(work, fork=True) as ended:
-        ended()
-
-
 def test_on_a_shared_memory_the_work_waits_for_the_other_stages() -> None:
     done = list[str]()
     with background(lambda clock: done.append("weights"), fork=False) as ended:
@@ -95,16 +95,22 @@ def test_on_a_shared_memory_the_work_waits_for_the_other_stages() -> None:
     assert done == ["tactics", "weights"]
 
 
+def test_a_process_that_is_killed_is_an_error() -> None:
+    def work(clock: StageClock) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(InternalError, match="was killed"), background(work, fork=True) as ended:
+        ended()
+
+
 def test_a_process_writes_the_weights_that_this_one_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options, digests = Options("cpu", decode=(1,), prefill=(64,), max_seqs=1), []
-    for name, fork in (("own", False), ("forked", True)):
+    options, digests = Options("cpu", decode=(1,), prefill=(64,), max_seqs=1), set[str]()
+    for fork in (False, True):
         here = partial(in_background, fork=fork)
-        monkeypatch.setattr(
-            building, "in_background", lambda work, clock, _, here=here: here(work, clock)
-        )
-        report = building.build(CHECKPOINT, tmp_path / name, options, lambda text: None)
-        digests.append(report.manifest.files[weights_name(0, 1)])
+        monkeypatch.setattr(building, "in_background", lambda *given, here=here: here(*given[:2]))
+        report = building.build(CHECKPOINT, tmp_path / f"{fork}", options, lambda text: None)
+        digests.add(report.manifest.files[weights_name(0, 1)])
         assert 0 < report.peak_anonymous < report.peak_rss
-    assert digests[0] == digests[1]
+    assert len(digests) == 1

@@ -62,7 +62,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Any, Driver]:
     timer._gpu, timer._say, timer._target, timer._cubins = gpu.Gpu(), print, H200, None
     timer._compiled = lambda job: EmptyCubin(b"", {})
     timer._timings = Timings(tmp_path / "times.json", Machine("a", "b", "c"))
-    timer._loaded, timer._lost, timer.measured = {}, 0, 0
+    timer._loaded, timer._lost = {}, 0
     return timer, driver
 
 
