@@ -210,7 +210,7 @@ def _timer(monkeypatch: pytest.MonkeyPatch, **bench: Any) -> Any:
     made = SimpleNamespace(**given | {"work": None} | bench)
     monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: made)
     timer: Any = object.__new__(gpu_timer.GpuTimer)
-    timer._say, timer._functions = print, lambda *_: ([], [])
+    timer._say, timer._functions = print, lambda *_: []
     return timer
 
 
@@ -268,7 +268,7 @@ def test_the_builders_timer_says_how_many_times_it_did_not_get(
     monkeypatch.setattr(gpu_timer, "key_of", lambda *_: "key")
     timer: Any = object.__new__(gpu_timer.GpuTimer)
     timer._timings = SimpleNamespace(notes=["kept"], get=lambda key: None, put=lambda *_: None)
-    timer._lost = timer.measured = 0
+    timer._lost = 0
     plan: Any = SimpleNamespace(launches=(), symmetric=0)
     for found in (1.0, None, CapacityError("another program has been taking memory")):
 
