@@ -31,8 +31,12 @@ from spark_engine.errors import EngineError, OptionError
 from spark_engine.interface import DECODE, PREFILL, Limits
 from spark_engine.manifest import NATIVE, Bucket, Manifest, StateInfo
 from spark_engine.progress import Progress
-from spark_engine.runtime.engine.capacity import check_capacity
-from spark_engine.runtime.engine.detect import HOST_TARGETS, foreign, runnable_targets
+from spark_engine.runtime.engine.detect import (
+    HOST_TARGETS,
+    check_capacity,
+    foreign,
+    runnable_targets,
+)
 from spark_engine.runtime.executors.cache_size import GpuMemory, budget, device_rows
 from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.executors.executor import Executor

@@ -30,7 +30,7 @@ from spark_engine.engine_file import read_manifest  # noqa: E402
 from spark_engine.errors import CapacityError  # noqa: E402
 from spark_engine.kernel import GB10, H200  # noqa: E402
 from spark_engine.runtime.engine import load as module  # noqa: E402
-from spark_engine.runtime.engine.capacity import check_capacity  # noqa: E402
+from spark_engine.runtime.engine.detect import check_capacity  # noqa: E402
 from spark_engine.runtime.executors import native, upload  # noqa: E402
 from spark_engine.runtime.executors.cache_size import SHARED, GpuMemory  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402

@@ -1,4 +1,4 @@
-"""A child process whose end an event loop waits for, whoever started it.
+"""A child process that an event loop waits for, also one that was started before the loop.
 
 Knows processes; knows no message.
 """
