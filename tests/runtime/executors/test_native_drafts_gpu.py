@@ -87,9 +87,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return made
 
 
-def requests(vocab: int) -> list[Request]:
+def requests(vocab: int, most: int = TOKENS) -> list[Request]:
     """Prompts of several lengths, greedy and sampled, with penalties, bias, min_tokens and stops.
-    Half are the beginning of a story, with accepted drafts; the others are random ids.
+    Half are the beginning of a story, with accepted drafts; the others are random ids. Some are
+    urgent.
     """
     rng = random.Random(7)
     story = [token % vocab for token in Tokenizer.load(TINY).encode(STORY)]
@@ -107,26 +108,22 @@ def requests(vocab: int) -> list[Request]:
             logit_bias={5: 2.0, 9: -3.0} if i % 6 == 0 else {},
             min_tokens=9 if i % 8 == 0 else 0,
             stop_token_ids=(rng.randrange(vocab),),
-            max_tokens=rng.randrange(9, TOKENS),
+            max_tokens=rng.randrange(9, most),
             logprobs=1 if i % 3 else None,
             seed=i,
         )
-        made.append(Request(prompt, params))
+        made.append(Request(prompt, params, priority=int(i % 4 == 3)))
     return made
 
 
-def play(
-    engine: Engine, given: list[Request], wait: int = 2
-) -> list[list[tuple[int, float | None]]]:
-    """The tokens and log-probabilities of each request, of which one arrives after `wait` steps;
-    with 0 all are there at first."""
+def play(engine: Engine, given: list[Request]) -> list[list[tuple[int, float | None]]]:
+    """The tokens and log-probabilities of each request; a new request arrives every second step."""
     said: Said = {}
     waiting = list(given)
     while waiting or not engine.idle:
-        for request in waiting[: 1 if wait else None]:
-            said[engine.submit(request)] = []
-        del waiting[: 1 if wait else None]
-        for _ in range(wait or 1):
+        if waiting:
+            said[engine.submit(waiting.pop(0))] = []
+        for _ in range(2):
             for event in engine.step():
                 assert event.finish is not FinishReason.ERROR, event.message
                 if event.token is not None:
@@ -147,9 +144,9 @@ def test_64_ragged_requests_with_drafts_are_their_solo_runs_without(folder: Path
         return rng.choice(depths)
 
     choice.choose = choose  # type: ignore[method-assign]
-    given = requests(min(with_drafts.loaded.limits.vocab, 4000))
     both = {MTP, BLOCKS} <= {*with_drafts.scheduler.sizes.makers}
-    together = play(with_drafts, given, 0 if both else 2)
+    given = requests(min(with_drafts.loaded.limits.vocab, 4000), 3 * TOKENS if both else TOKENS)
+    together = play(with_drafts, given)
     stats = with_drafts.stats()
     with_drafts.close()
     without = Engine.open(folder, EngineOptions(depth=1, swap_bytes=0, drafts=0))
