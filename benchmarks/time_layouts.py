@@ -40,7 +40,7 @@ Row = Mapping[str, Any]
 @dataclass(frozen=True)
 class Wanted:
     """A layout and what was asked of it: ms a step at `rows`, and tokens a second of a prompt; or
-    the figures of the layout `like`, times `within`."""
+    the figures of the layout `like`, times `within`, with its KV cache of type `kv`."""
 
     layout: str
     rows: tuple[int, ...] = ALL
@@ -48,12 +48,14 @@ class Wanted:
     prefill: float = 0.0
     like: str = ""
     within: float = 1.0
+    kv: str = "auto"
 
     @property
     def sizes(self) -> dict[str, Any]:
         context, most = PROMPT + 1024, max(self.rows)
         found = {"decode": self.rows, "prefill": (PROMPT,), "max_context": context, "drafts": 0}
-        return found | {"max_seqs": most, "kv_tokens": max(most * (CONTEXT + 256), context)}
+        found |= {"max_seqs": most, "kv_tokens": max(most * (CONTEXT + 256), context)}
+        return found | {"kv_dtype": self.kv}
 
     @property
     def keys(self) -> list[Key]:
@@ -67,7 +69,7 @@ LAYOUTS = (
     Wanted("27b:fp8-channel", like="27b:fp8-block"),
     Wanted("35b-a3b:fp8-channel", like="35b-a3b:fp8-block"),
     Wanted("27b:nvfp4"),
-    Wanted("27b:int4-all", like="27b:nvfp4", within=1.08),
+    Wanted("27b:int4-all", like="27b:nvfp4", within=1.08, kv="fp8"),
     Wanted("35b-a3b:int4-all"),
     Wanted("80b-a3b:nvfp4-experts", FEW),
     Wanted("122b-a10b:nvfp4-experts", FEW),
