@@ -29,6 +29,9 @@
 #define ACTIVATE(y, column) unpack8(*(const uint4*)(x + row * K + column), y);
 #endif
 
+#if QUANT == 4
+DYNAMIC_SHARED(act_quant, THREADS / 32 * 4 + 4);
+#endif
 extern "C" __global__ void __launch_bounds__(THREADS)
     act_quant(const u16* x, const u16* qkv, const float* scales, QUANT_OUTPUTS) {
   const i64 row = blockIdx.y;

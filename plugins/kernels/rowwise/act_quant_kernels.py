@@ -3,7 +3,7 @@
 All use one kernel, `act_quant_fma.cu`: an activation or none, then bf16 and quantised copies.
 """
 
-from spark_engine.kernel import Early, Plan
+from spark_engine.kernel import DECLARED, Early, Plan
 from spark_engine.plugins.formats.quantised import BY_TOKEN
 from spark_engine.plugins.kernels.common import row_quant as rq
 from spark_engine.plugins.launch import Candidate, Kernel, Node, Whole
@@ -49,7 +49,7 @@ def _plan(node: Node) -> Plan:
         few = node.target.clusters and rows <= node.target.sms and k >= LONG
         more["PARTS"] = chunks = CLUSTER if few else 1
         threads, more["VECS"] = rq.threads_of(-(-k // chunks))
-        shared = threads // 32 * 4 + 4
+        shared = DECLARED
     if "qkv" in node:
         more |= {"HEAD_DIM": node.number("head_dim"), "QKV": node["qkv"].dims[1]}
     macros = rq.macros(node, k, THREADS=threads, ACT=_ACT[node.text("act")], **more)
