@@ -128,6 +128,3 @@ def test_a_restart_resumes_from_the_folder(loaded: Loaded, tmp_path: Path) -> No
         assert bool(engine._disk.reader.read) == bool(life)
         longer = [(*r.prompt, *(rng.randrange(VOCAB) for _ in range(9))) for r in requests]
         requests = [replace(r, prompt=p) for r, p in zip(requests, longer, strict=True)]
-
-
-# ---- the embedded model ------------------------------------------------------------------------
