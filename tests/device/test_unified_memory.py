@@ -219,7 +219,7 @@ def _timer(monkeypatch: pytest.MonkeyPatch, **bench: Any) -> Any:
     [
         (600, 1, KEPT + 1000, None),  # operands are made in the memory that they are timed in
         (600, 0, KEPT + 1000, 1.0),
-        (2000, 0, KEPT + GIB, None),  # of its own memory 1000 bytes are free
+        (2000, 0, KEPT + GIB, None),  # 1000 bytes of the GPU are free
         (GIB, 1, KEPT + 2 * GIB, None),  # a server has taken nearly all
         (GIB, 1, KEPT + 3 * GIB, 1.0),
     ],

@@ -1,4 +1,4 @@
-"""The lists of mutants fit this tree, some of them are killed, and verdicts are right."""
+"""The lists of mutants fit this tree, one of them is killed, and verdicts are right."""
 
 import signal
 import subprocess
@@ -24,13 +24,13 @@ def test_every_mutant_fits_the_sources_and_names_tests() -> None:
     assert len(files("tests/mutants/*.toml")) <= 15
 
 
-def test_some_are_killed() -> None:
-    """Two that are quick; `make mutants` tries all."""
-    pattern = "ops/sampling/philox.py|engine/pool.py"
+def test_one_is_killed() -> None:
+    """A quick one; `make mutants` tries all."""
+    pattern = "engine/pool.py"
     command = [sys.executable, "-m", "tests.mutants.run", "--workers", "1", "--only", pattern]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert done.stdout.endswith("\n2 killed\n")
+    assert done.stdout.endswith("\n1 killed\n")
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ import yaml
 
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.server.process.open_service import worker_command
-from tests.clean_install import bare_environment, clone_into, pip_into
 from tests.repository import PACKAGES, ROOT, files
+from tests.repository_checks.clean_install import bare_environment, clone_into, pip_into
 
 TOOLS = (
     "spark-replicas",

@@ -12,8 +12,8 @@ from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.engine.policy.pacing import LATENCY, THROUGHPUT
 from spark_engine.runtime.engine.request import Event, Request, SamplingParams
-from tests.generated import tried
 from tests.runtime.engine.invariants import check_idle
+from tests.runtime.generated import tried
 from tests.runtime.random_engines import (
     OPTIONS,
     VOCAB,
@@ -128,6 +128,3 @@ def test_a_restart_resumes_from_the_folder(loaded: Loaded, tmp_path: Path) -> No
         assert bool(engine._disk.reader.read) == bool(life)
         longer = [(*r.prompt, *(rng.randrange(VOCAB) for _ in range(9))) for r in requests]
         requests = [replace(r, prompt=p) for r, p in zip(requests, longer, strict=True)]
-
-
-# ---- the embedded model ------------------------------------------------------------------------

@@ -21,9 +21,9 @@ from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.policy.pacing import LATENCY, THROUGHPUT
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
-from tests.generated import tried
 from tests.runtime.engine import automaton
 from tests.runtime.engine.invariants import check_idle
+from tests.runtime.generated import tried
 from tests.runtime.random_engines import (
     OPTIONS,
     VOCAB,

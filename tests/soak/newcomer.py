@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.clean_install import bare_environment, clone_into, pip_into
+from tests.repository_checks.clean_install import bare_environment, clone_into, pip_into
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 FEW = ("--target", "cpu", "--decode", "1", "--prefill", "64", "--max-context", "256")

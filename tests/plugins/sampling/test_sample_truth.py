@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from spark_engine.op import Case
 from spark_engine.plugins.ops.sampling import sample
 from spark_engine.tensors import Array
-from tests.generated import tried
 from tests.oracles import sampler_truth
 from tests.oracles.sampler_truth import Row
 from tests.plugins import one_node
 from tests.plugins.run_op import run
 from tests.plugins.sampling import sample_rows
+from tests.runtime.generated import tried
 
 if TYPE_CHECKING:
     from tests.plugins.cuda_node import Bench

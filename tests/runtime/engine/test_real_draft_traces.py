@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.engine.request import Request
-from tests.generated import tried
+from tests.runtime.generated import tried
 from tests.runtime.random_engines import (
     OPTIONS,
     compare,

@@ -39,7 +39,6 @@ from spark_engine.runtime.engine.request import (
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.executors.memory import Snapshot
 from spark_engine.vision import Image
-from tests.generated import tried
 from tests.runtime.engine import automaton
 from tests.runtime.engine.invariants import check_engine, check_idle
 from tests.runtime.fake_executor import (
@@ -51,6 +50,7 @@ from tests.runtime.fake_executor import (
     build_fake,
     poison_free,
 )
+from tests.runtime.generated import tried
 
 MOST_PASSED = -(-340 // 64)  # tiles that go before those of the longest sequence
 BOUNDED = (

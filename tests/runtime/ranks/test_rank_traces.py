@@ -14,7 +14,6 @@ from spark_engine.runtime.ranks import leader
 from spark_engine.runtime.ranks.follower import Follower
 from spark_engine.runtime.ranks.messages import InputPiece, LaunchBucket
 from spark_engine.vision import VISION
-from tests.generated import tried
 from tests.runtime.engine import test_traces
 from tests.runtime.engine.test_traces import (
     Arrival,
@@ -26,6 +25,7 @@ from tests.runtime.engine.test_traces import (
     traces,
 )
 from tests.runtime.fake_executor import VOCAB, build_fake
+from tests.runtime.generated import tried
 from tests.runtime.ranks.fake_ranks import FakeGroup
 
 RANKS = 2

@@ -24,7 +24,6 @@ from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.engine.policy import prefix_admission
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.runtime.executors.memory import States
-from tests.generated import tried
 from tests.runtime.engine.invariants import check_engine, check_idle
 from tests.runtime.engine.test_traces import (
     Trace,
@@ -35,6 +34,7 @@ from tests.runtime.engine.test_traces import (
     tokens_of,
 )
 from tests.runtime.fake_executor import VOCAB, build_fake, poison_free
+from tests.runtime.generated import tried
 
 LIMITS = Limits(4, 340, 60, VOCAB, page_size=16, bias_slots=8, top_logprobs=3, snapshots=12)
 SYSTEM = tuple(i * 11 % VOCAB for i in range(70))

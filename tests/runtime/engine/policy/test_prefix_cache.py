@@ -17,8 +17,8 @@ from spark_engine.runtime.engine.policy.prefix_cache import PrefixCache
 from spark_engine.runtime.engine.policy.prefix_eviction import HYSTERESIS, TAU, EvictionScore
 from spark_engine.runtime.engine.policy.prefix_trie import CachedState, Hit, PageNode
 from spark_engine.runtime.engine.pool import Pool
-from tests.generated import tried
 from tests.runtime.engine.invariants import check_cache, check_pool, kept_pages
+from tests.runtime.generated import tried
 
 PAGE, PAGE_BYTES, ROW_BYTES = 4, 10, 25
 
