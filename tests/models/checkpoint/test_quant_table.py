@@ -32,11 +32,7 @@ def _compressed(groups: list[Json], **more: Any) -> Json:
 
 
 def _group(weights: Json, inputs: Json | None, *targets: str) -> Json:
-    return {
-        "weights": weights,
-        "input_activations": inputs,
-        "targets": list(targets) or ["Linear"],
-    }
+    return {"weights": weights, "input_activations": inputs, "targets": list(targets) or ["Linear"]}
 
 
 @pytest.mark.parametrize("model", nvidia_configs.MODELS)
@@ -271,10 +267,7 @@ REFUSED: list[tuple[Json, str]] = [
     ),
     (_compressed([]), "without config_groups"),
     (_compressed([_group(PACKED | {"group_size": 32}, None)]), "MXFP4"),
-    (
-        _compressed([_group(EIGHT, EIGHT | {"dynamic": True})]),
-        "FP8 .tensor. with dynamic float8",
-    ),
+    (_compressed([_group(EIGHT, EIGHT | {"dynamic": True})]), "FP8 .tensor. with dynamic float8"),
     (_compressed([_group(EIGHT, EIGHT | {"strategy": "token"})]), "FP8 .tensor. with static"),
     (_compressed([_group(EIGHT, None)]), "FP8 .tensor. with 16-bit"),
     (_compressed([_group(PACKED, None)], sparsity_config={"format": "x"}), "^sparsity .*'x'"),
