@@ -3,12 +3,15 @@
 Knows processes and the clock; knows no weight.
 """
 
+from __future__ import annotations
+
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator, MutableSequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.sharedctypes import SynchronizedArray
 
 from spark_engine.builder.clock import StageClock
 from spark_engine.errors import InternalError
@@ -41,10 +44,10 @@ def in_background(work: Work, clock: StageClock, fork: bool) -> Iterator[Callabl
         process.join()
 
 
-def _result(pipe: Connection, shown: MutableSequence[int], clock: StageClock) -> None:
+def _result(pipe: Connection, shown: SynchronizedArray[int], clock: StageClock) -> None:
     while not pipe.poll(SIGNAL_S):
         if shown[1]:
-            clock.advance(*shown)
+            clock.advance(*shown[:])
     try:
         anonymous, clock.peak_of_process, error = pipe.recv()
     except EOFError:
@@ -54,10 +57,9 @@ def _result(pipe: Connection, shown: MutableSequence[int], clock: StageClock) ->
         raise error
 
 
-def _run(work: Work, clock: StageClock, shown: MutableSequence[int], pipe: Connection) -> None:
+def _run(work: Work, clock: StageClock, shown: SynchronizedArray[int], pipe: Connection) -> None:
     """In the process: sends the peaks of its memory, and the error or None."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-
     parent = multiprocessing.parent_process()
 
     def advance(done: int, total: int) -> None:

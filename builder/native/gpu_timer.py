@@ -142,20 +142,15 @@ class GpuTimer:
         self._free_bench()
         nodes = {(w.key, p.scratch): (w, p) for variant in variants for w, _, p in variant}
         benches = {key: _Bench(self._gpu, work) for key, (work, _) in nodes.items()}
-        functions: dict[int, Launches] = {}  # by the plan's id: nodes of one decision share it
+        plans = {id(p): (t, p) for variant in variants for _, t, p in variant}  # of the decisions
         held = DeviceResources(self._gpu)
-
-        def functions_of(tactic: Tactic, plan: Plan) -> Launches:
-            if id(plan) not in functions:
-                functions[id(plan)] = self._functions(tactic, plan)
-            return functions[id(plan)]
-
         try:
             with startup_lock(self._gpu.integrated, self._say):
                 if not self._fits(sum(b.missing(nodes[key][1]) for key, b in benches.items())):
                     return None
+                functions = {key: self._functions(*plan) for key, plan in plans.items()}
                 queues = [
-                    [(benches[w.key, p.scratch], functions_of(t, p)) for w, t, p in variant]
+                    [(benches[w.key, p.scratch], functions[id(p)]) for w, _, p in variant]
                     for variant in variants
                 ]
                 for key, bench in benches.items():
@@ -222,10 +217,8 @@ class GpuTimer:
             key = job, launch.shared  # a function allows one size
             if key not in self._loaded:
                 cubin = self._compiled(job)
-                module = self._gpu.module(cubin.code)  # the GPU's `close` unloads it
-                function = self._gpu.function(module, launch.symbol)
-                self._gpu.allow_shared(function, cubin.launched(launch).shared)
-                self._loaded[key] = cubin, function
+                found = self._gpu.load(cubin.code, job.symbols, cubin.launched(launch).shared)
+                self._loaded[key] = cubin, found[launch.symbol]
             cubin, function = self._loaded[key]
             launches.append((function, cubin.launched(launch)))
         return launches
