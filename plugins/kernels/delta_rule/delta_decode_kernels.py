@@ -232,7 +232,7 @@ def reduction_key(node: Node, shape: HeadBlocks) -> str:
 
 
 def _recorded(node: Node) -> tuple[int, int] | None:
-    """Value heads and rows, of states in f32 with a ring; rounds of drafts as one token."""
+    """Value heads and rows, of states in f32 with a ring."""
     p = Problem.of(node)
     kept = p.ring and p.state is DType.F32 and p.key_dim == p.value_dim == 128
     return (p.key_heads * p.repeat, p.rows) if kept else None

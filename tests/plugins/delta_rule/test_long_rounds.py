@@ -68,7 +68,7 @@ def sequence_of(launch: Launch, compute: test_rounds.Compute, n: int) -> test_ro
 
 @pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
 def test_tokens_at_once_are_no_farther_off_after_four_thousand(cache: Path) -> None:
-    """One product of tf32 in place of three is a thousand times as far off."""
+    """Without one of the three products of tf32 it is a thousand times as far off."""
     found = []
     for name in ("small registers", "small chunk"):
         compute = test_emulated_round.Emulated(test_emulated_round.TACTICS[name], cache)
