@@ -16,9 +16,7 @@ from spark_engine.errors import CheckpointError, OptionError
 from spark_engine.models.checkpoint.draft_tensors import draft_tensors
 from spark_engine.models.checkpoint.expected_tensors import (
     ASIDE,
-    GROUP_OF,
     MTP,
-    TEXT,
     VISION,
     Expected,
     check_tensors,
@@ -38,12 +36,7 @@ from spark_engine.models.checkpoint.foreign_formats import named
 from spark_engine.models.checkpoint.idle_tensors import idle_note
 from spark_engine.models.checkpoint.layout import DRAFT, HEAD, Layout
 from spark_engine.models.checkpoint.quant_schemes import Declared, Scheme
-from spark_engine.models.checkpoint.quant_table import (
-    QuantTable,
-    as_stored,
-    declarations,
-    quant_table,
-)
+from spark_engine.models.checkpoint.quant_table import QuantTable, declarations, quant_table
 from spark_engine.models.checkpoint.tensor_list import PLAIN, Row, ValueKind, of_kind
 from spark_engine.models.checkpoint.weight_files import weight_files
 from spark_engine.models.config.json_values import Json, malformed_json
@@ -80,7 +73,7 @@ def open_model(path: Path | str, rope_scaling: Json | None = None) -> Model:
         config = replace(config, mtp_layers=1)
     rows, (drafts, note) = family.tensors(config), family.draft_tensors(config)
     layout = Layout.detect(checkpoint.tensors, rows, drafts)
-    rows, drafts = (as_stored(part, layout, checkpoint.tensors) for part in (rows, drafts))
+    rows, drafts = (layout.as_stored(part, checkpoint.tensors) for part in (rows, drafts))
     declared = quant_table(rows, given.declared, layout.fused)
     table = declared.spelled(layout, checkpoint.tensors, rows)
     expected = expected_tensors(rows, config.dtype, table, layout)
@@ -92,9 +85,9 @@ def open_model(path: Path | str, rope_scaling: Json | None = None) -> Model:
         expected = {**expected, **head}
     format = named(table.dialect) if table.quantised else config.dtype.value
     of_head = [n for n in checkpoint.tensors if n.startswith(layout.draft_prefix + DRAFT)]
-    of_text = [n for n in checkpoint.tensors if not n.startswith(given.optional)]
-    if any(d.by_index for d in given.declared):
-        of_text += [n for n, e in expected.items() if n.endswith(GROUP_OF) and e.part == TEXT]
+    by_index = any(d.by_index for d in given.declared)
+    names = {**checkpoint.tensors, **(expected if by_index else {})}
+    of_text = [n for n in names if not n.startswith(given.optional)]
     notes = idle_note(checkpoint, of_text, expected, format)
     try:
         notes += idle_note(checkpoint, () if note else of_head, expected, format)

@@ -10,15 +10,9 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint.expected_tensors import (
-    IDLE,
-    MTP,
-    Expected,
-    expected_tensors,
-    misfits,
-)
+from spark_engine.models.checkpoint.expected_tensors import MTP, Expected, expected_tensors, misfits
 from spark_engine.models.checkpoint.layout import DRAFT, Layout
-from spark_engine.models.checkpoint.quant_schemes import INT4, SUFFIXES, Dialect, Scheme
+from spark_engine.models.checkpoint.quant_schemes import IDLE, INT4, SUFFIXES, Dialect, Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable
 from spark_engine.models.checkpoint.tensor_list import Linear, Row, Stored, linears
 from spark_engine.tensors import DType

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.layout import Layout
-from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
+from spark_engine.models.checkpoint.quant_schemes import IDLE, SUFFIXES, Dialect, Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable
 from spark_engine.models.checkpoint.tensor_list import (
     PLAIN,
@@ -29,15 +29,9 @@ from spark_engine.tensors import DType
 SCALE = (DType.F32, DType.BF16, DType.F16, DType.F8E8M0)
 SCALAR: tuple[Shape, ...] = ((), (1,), (1, 1))
 TEXT, MTP, VISION, OTHER = "text", "mtp", "vision", "other"
-# Names of tensors that no text needs: of a reward model's head, and of audio; and how those end
-# that change nothing, some if they are zero (idle_tensors.py).
+# Names of tensors that no text needs: of a reward model's head, and of audio.
 ASIDE = ("score.", "v_head.", "audio_tower.", "model.audio_tower.", "model.audio_projector.")
 STACK_SCALE = "_scale_inv"  # of stacked experts in FP8 blocks, after the tensor's name
-GROUP_OF, ZERO = "g_idx", ("bias", "zero_point")
-IDLE = (
-    ".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq", ".self_attn.q_scale",
-    ".self_attn.prob_scale", "input_scale", "input_global_scale", *ZERO,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

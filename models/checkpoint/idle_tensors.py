@@ -9,9 +9,10 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from spark_engine.models.checkpoint.expected_tensors import GROUP_OF, IDLE, ZERO, Expected
+from spark_engine.models.checkpoint.expected_tensors import Expected
 from spark_engine.models.checkpoint.files import Checkpoint
 from spark_engine.models.checkpoint.foreign_formats import refused
+from spark_engine.models.checkpoint.quant_schemes import GROUP_OF, IDLE, ZERO
 
 
 def idle_note(

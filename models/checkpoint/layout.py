@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from spark_engine.errors import CheckpointError
 from spark_engine.hints import INSTEAD
 from spark_engine.interface import BLOCK_DRAFTER
-from spark_engine.models.checkpoint.tensor_list import Row, Slice, ValueKind, linears, of_kind
+from spark_engine.models.checkpoint.tensor_list import (
+    Linear,
+    Row,
+    Slice,
+    ValueKind,
+    linears,
+    of_kind,
+)
 
 HEAD = "lm_head"
 DRAFT = "mtp."  # prefix of the package's names of the draft head's tensors
@@ -22,6 +29,7 @@ SPELLINGS = (*PREFIXES, "language_model.model.", "language_model.")
 DRAFT_PREFIXES = ("", *PREFIXES, "language_model.")  # before DRAFT
 VISUAL = "visual."  # prefix of the package's names of the vision tower's tensors
 VISUAL_PREFIXES = ("model.", "")  # before VISUAL
+_SCALES = ("weight_scale", "weight_scale_inv", "qweight")  # one is there if it is quantised
 _ABOVE = "language_model."  # before HEAD in files that have no `model.` outside it
 
 
@@ -58,6 +66,17 @@ class Layout:
         if name.startswith(VISUAL):
             return self.visual_prefix + name
         return (self.head_prefix if name.startswith(HEAD) else self.prefix) + name
+
+    def as_stored(self, rows: Iterable[Row], tensors: Collection[str]) -> tuple[Row, ...]:
+        """The rows; a matrix that exporters leave plain (a router) is a projection where the files
+        have scales of it."""
+        made = []
+        for row in rows:
+            if not isinstance(row, Linear) and row.kind in (ValueKind.ROUTER, ValueKind.GATE):
+                if any(f"{self.file_name(row.module)}.{end}" in tensors for end in _SCALES):
+                    row = Linear(row.module, row.shape[0], row.columns)
+            made.append(row)
+        return tuple(made)
 
     @classmethod
     def usual(

@@ -40,8 +40,7 @@ _INT4 = {
 # The methods of configurations without quant_method, by a key that they have.
 _BY_KEY = {
     "quant_algo": "modelopt", "config_groups": "compressed-tensors", "zero_point": "awq",
-    "desc_act": "gptq", "autoround_version": "auto-round", "sym": "gptq",
-    "damp_percent": "gptq",
+    "desc_act": "gptq", "autoround_version": "auto-round", "sym": "gptq", "damp_percent": "gptq",
 }  # fmt: skip
 _LINEAR = "Linear"  # the class name that targets of compressed-tensors match
 

@@ -68,6 +68,13 @@ class Suffixes:
     block_scale: str
 
 
+GROUP_OF = "g_idx"  # the group of each column of int4
+# The ends of names of tensors that change nothing, some if they are zero (idle_tensors.py).
+ZERO = ("bias", "zero_point")
+IDLE = (
+    ".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq", ".self_attn.q_scale",
+    ".self_attn.prob_scale", "input_scale", "input_global_scale", *ZERO,
+)  # fmt: skip
 _MODELOPT = Suffixes("weight", "weight_scale_2", "input_scale", "weight_scale")
 _COMPRESSED = Suffixes("weight_packed", "weight_global_scale", "input_global_scale", "weight_scale")
 SUFFIXES: Mapping[Dialect, Suffixes] = {

@@ -7,7 +7,7 @@ Built from the checkpoint's own declarations (`quant_declarations.py` reads thei
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -16,15 +16,7 @@ from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint import quant_declarations
 from spark_engine.models.checkpoint.layout import DRAFT, Layout, spellings
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Declared, Dialect, Scheme
-from spark_engine.models.checkpoint.tensor_list import (
-    PLAIN,
-    Linear,
-    Row,
-    Stored,
-    Tensor,
-    ValueKind,
-    linears,
-)
+from spark_engine.models.checkpoint.tensor_list import PLAIN, Row, Stored, linears
 from spark_engine.models.config.json_values import Json, malformed_json
 
 # Of config.json: the second of older compressed-tensors, the third of MLX.
@@ -96,19 +88,6 @@ class QuantTable:
     def summary(self) -> Mapping[str, int]:
         """Projections of the text network by scheme; the experts of a layer count as one."""
         return Counter(s.value for s in self.modules.values())
-
-
-def as_stored(rows: Iterable[Row], layout: Layout, tensors: Collection[str]) -> tuple[Row, ...]:
-    """The rows; a matrix that exporters leave plain (a router) is a projection where the files have
-    scales of it."""
-    ends = ("qweight", *(s.block_scale for s in SUFFIXES.values()))
-    made = []
-    for row in rows:
-        if isinstance(row, Tensor) and row.kind in (ValueKind.ROUTER, ValueKind.GATE):
-            if any(f"{layout.file_name(row.module)}.{end}" in tensors for end in ends):
-                row = Linear(row.module, row.shape[0], row.columns)
-        made.append(row)
-    return tuple(made)
 
 
 def quant_table(

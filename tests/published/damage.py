@@ -100,12 +100,6 @@ def one_cache_scale(written: Written) -> None:
     written.kv = {1: (0.03, 0.03)}
 
 
-def flat_rows(written: Written) -> None:
-    """Scales of rows as [1, N]."""
-    for name in [n for n in written.tensors if n.endswith("weight_scale")]:
-        written.tensors[name] = written.tensors[name].reshape(1, -1)
-
-
 def renamed(old: str, new: str) -> Change:
     def change(written: Written) -> None:
         kept = {n: a for n, a in written.tensors.items() if "visual" not in n}
@@ -148,13 +142,20 @@ def unlisted(written: Written) -> None:
     written.others[INDEX] = {"weight_map": dict.fromkeys(names, SINGLE)}
 
 
-def retyped(pattern: str, dtype: object) -> Change:
+def changed(end: str, function: Callable[[Array], Array]) -> Change:
     def change(written: Written) -> None:
-        for name, array in written.tensors.items():
-            if name.endswith(pattern):
-                written.tensors[name] = array.astype(np.float32).astype(dtype)
+        for name in [n for n in written.tensors if n.endswith(end)]:
+            written.tensors[name] = function(written.tensors[name])
 
     return change
+
+
+def retyped(end: str, dtype: object) -> Change:
+    return changed(end, lambda array: array.astype(np.float32).astype(dtype))
+
+
+def each(*changes: Change) -> Change:
+    return lambda written: [change(written) for change in changes][0]
 
 
 def zero_block(written: Written) -> None:

@@ -308,7 +308,10 @@ LAYOUTS: dict[str, Layout] = {
         "dense", {LINEAR: "fp8_pcpt"}, modelopt("FP8_PER_CHANNEL_PER_TOKEN")
     ),
     "ModelOpt FP8_PB_WO": Layout(
-        "dense", {LINEAR: "fp8_pb"}, modelopt("FP8_PB_WO")
+        "dense", {LINEAR: "fp8_pb"}, modelopt("FP8_PB_WO"), head={LINEAR: "fp8_pb"}
+    ),
+    "ModelOpt FP8_PB_WO, inverse scales": Layout(
+        "dense", BLOCKS, modelopt("FP8_PB_WO"), head=BLOCKS
     ),
     "unsloth 3.8": Layout("dense", UNSLOTH, MIXED, kv="ct"),
     "unsloth 3.8, full names": Layout(
@@ -328,7 +331,9 @@ LAYOUTS: dict[str, Layout] = {
         "moe", {LINEAR: "fp8_rows"}, linear("fp8_rows"), fused=True
     ),
     "FP8 dynamic, mtp too": Layout("dense", ROWS, linear("fp8_rows"), head=ROWS),
-    "CT NVFP4, dense": Layout("dense", {LINEAR: "ct_nvfp4"}, linear("ct_nvfp4")),
+    "CT NVFP4, dense": Layout(
+        "dense", {LINEAR: "ct_nvfp4"}, linear("ct_nvfp4"), head={LINEAR: "ct_nvfp4"}
+    ),
     "CT NVFP4, experts": Layout(
         "moe", {rf"{ATTENTION}|{FFN}": "ct_nvfp4"}, linear("ct_nvfp4")
     ),

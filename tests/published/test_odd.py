@@ -17,8 +17,8 @@ from spark_engine.models.open_model import open_model
 from tests.published import damage
 from tests.published.checkpoint import Layout, Written, make
 from tests.published.damage import STEM, YARN, Change, quantisation, text, text_of
-from tests.published.layouts import HEAD, LAYOUTS, LINEAR, linear
-from tests.published.networks import BF16, Array
+from tests.published.layouts import GROUP, HEAD, LAYOUTS, LINEAR, linear
+from tests.published.networks import BF16
 
 pytest.importorskip("transformers")
 
@@ -76,11 +76,6 @@ def _several_dtypes(written: Written) -> None:
         w[: len(w) // 2] = w[: len(w) // 2].astype(np.float16)
 
 
-def _squares(written: Written) -> None:
-    for name in [n for n in written.tensors if n.endswith("_scale")]:
-        written.tensors[name] = written.tensors[name].reshape(1, 1)
-
-
 def _columns(written: Written) -> None:
     for name in [n for n in written.tensors if n.endswith("weight_scale")]:
         written.tensors[name] = written.tensors[name].reshape(-1, 1)
@@ -105,45 +100,15 @@ def _cache_alone(written: Written) -> None:
     written.kv = {1: (1.0, 1.0)}
 
 
-def _indexed(written: Written) -> None:
-    """The group of each column, in order, and a declaration that they may be permuted."""
-    group = written.config["quantization_config"]["config_groups"]["group_0"]
-    group["weights"] = group["weights"] | {"actorder": "group"}
-    damage.next_to("weight_packed", "weight_g_idx", _groups_of_128)(written)
-
-
-def _groups_of_128(words: Array) -> Array:
-    return (np.arange(8 * words.shape[1]) // 128).astype(np.int32)
-
-
-def _no_bias(words: Array) -> Array:
-    return np.zeros(words.shape[1], np.float16)
-
-
-def _compression(written: Written) -> None:
-    written.config["compression_config"] = written.config.pop("quantization_config")
-
-
-def _permuted(written: Written) -> None:
-    quantisation(desc_act=True)(written)
-    for name in (n for n in written.tensors if n.endswith("1.mlp.up_proj.g_idx")):
-        written.tensors[name] = np.roll(written.tensors[name], 1)
-
-
-def _reversed(written: Written) -> None:
-    _indexed(written)
-    name = next(n for n in written.tensors if n.endswith("weight_g_idx"))
-    written.tensors[name] = written.tensors[name][::-1].copy()
-
-
-def _no_index(written: Written) -> None:
-    quantisation(desc_act=True)(written)
-    for name in [n for n in written.tensors if n.endswith("up_proj.g_idx")]:
-        del written.tensors[name]
-
-
+QUANTISATION, COMPRESSION = "quantization_config", "compression_config"
+GROUP_128 = {"weights": GROUP["int4_g128"][1] | {"actorder": "group"}, "targets": ["Linear"]}
+ACTORDER = quantisation(config_groups={"group_0": GROUP_128})
+IN_ORDER = damage.next_to(
+    "weight_packed", "weight_g_idx", lambda words: np.arange(8 * words.shape[1], dtype="i4") // 128
+)
 ALONE = {"GPTQ, dense": "quantize_config.json", "AutoRound, dense": "quantization_config.json"}
 ALONE |= {"AWQ, dense": "quant_config.json"}
+NO_BIAS = lambda words: np.zeros(words.shape[1], np.float16)  # noqa: E731
 ONE, ONES = np.ones((), np.float32), np.ones(384, np.float16)
 UP, K_ZERO = f"{STEM}layers.0.mlp.up_proj", f"{STEM}layers.1.self_attn.k_zero_point"
 SCALE = r"(?i)scales? of .*experts?|experts?.*scale"
@@ -189,7 +154,9 @@ BUILDS: dict[str, Odd] = {
     ),
     "f32 keys": Odd(DENSE, damage.retyped("1.self_attn.k_proj.weight", np.float32)),
     "f16 scales of blocks": Odd("FP8 blocks, dense", damage.retyped("scale_inv", np.float16)),
-    "scales [1, 1] of tensors": Odd("CT FP8 static", _squares),
+    "scales [1, 1] of tensors": Odd(
+        "CT FP8 static", damage.changed("_scale", lambda scale: scale.reshape(1, 1))
+    ),
     "scales [N, 1] of channels": Odd("ModelOpt FP8 per channel", _columns),
     "one bf16 scale for all channels": Odd("ModelOpt FP8 per channel", _one_scale),
     "weight_scale_inv of blocks": Odd("ModelOpt FP8_PB_WO", _inverse),
@@ -203,15 +170,17 @@ BUILDS: dict[str, Odd] = {
     "a cache scale of keys and values": Odd(
         "ModelOpt FP8, FP8 cache", damage.one_cache_scale, "2 of them: .*zero_point"
     ),
-    "biases of 0": Odd("GPTQ, dense", damage.next_to("qweight", "bias", _no_bias), "effect.*bias"),
+    "biases of 0": Odd("GPTQ, dense", damage.next_to("qweight", "bias", NO_BIAS), "effect.*bias"),
     "desc_act, in order": Odd("GPTQ, dense", quantisation(desc_act=True)),
-    "actorder, in order": Odd("CT int4 g128", _indexed),
+    "actorder, in order": Odd("CT int4 g128", damage.each(ACTORDER, IN_ORDER)),
     **{
         f"{base} in {file}": Odd(base, damage.alone(file, "quant_method"))
         for base, file in ALONE.items()
     },
     **{
-        f"scales [1, N], {base}": Odd(base, damage.flat_rows, head=True)
+        f"scales [1, N], {base}": Odd(
+            base, damage.changed("weight_scale", lambda rows: rows.reshape(1, -1))
+        )
         for base in ("FP8 dynamic, dense", "qwen3_next FP8 dynamic")
     },
     "scales of dynamic inputs": Odd(
@@ -219,7 +188,9 @@ BUILDS: dict[str, Odd] = {
         damage.next_to("weight_scale_inv", "input_scale", lambda scale: ONE),
         "effect.*input_scale",
     ),
-    "compression_config": Odd(CT, _compression),
+    "compression_config": Odd(
+        CT, lambda w: w.config.update({COMPRESSION: w.config.pop(QUANTISATION)})
+    ),
     "no model_type": Odd(DENSE, lambda w: [p.pop("model_type") for p in (w.config, text_of(w))]),
     "no architectures": Odd(DENSE, lambda w: w.config.pop("architectures")),
     **{
@@ -295,9 +266,15 @@ FORMATS: dict[str, Odd] = {
     "zero points of the cache": Odd(
         "unsloth 3.8", damage.added(K_ZERO, np.ones(1, np.float32)), "compressed-tensors"
     ),
-    "permuted columns": Odd("GPTQ, dense", _permuted, "int4.*desc_act"),
-    "permuted columns of compressed-tensors": Odd("CT int4 g128", _reversed, "int4"),
-    "no order of columns": Odd("GPTQ, dense", _no_index, "int4"),
+    "permuted columns": Odd(
+        "GPTQ, dense", damage.changed("1.mlp.up_proj.g_idx", np.flip), "GPTQ int4.*desc_act"
+    ),
+    "permuted columns of compressed-tensors": Odd(
+        "CT int4 g128",
+        damage.each(IN_ORDER, damage.changed("o_proj.weight_g_idx", np.flip)),
+        "int4",
+    ),
+    "no order of columns": Odd("CT int4 g128", ACTORDER, "int4"),
     "a transform": Odd(CT, quantisation(transform_config=TURNED), "Hadamard"),
     "rounded outputs": Odd(CT, _outputs, "output"),
     "marlin": Odd(CT, quantisation(format="marlin-24"), "marlin-24"),
