@@ -55,7 +55,7 @@ from spark_engine.builder.report import BuildReport
 from spark_engine.builder.rules import rules_for
 from spark_engine.builder.text_files import TEXT_FILES, text_bytes, text_notes
 from spark_engine.device.host_memory import available_memory
-from spark_engine.device.shared_memory import host_budget
+from spark_engine.device.shared_memory import HostBudget, host_budget
 from spark_engine.engine_file import TOKENIZER, encode_engine, open_folder
 from spark_engine.errors import CheckpointError, EngineError, OptionError
 from spark_engine.hints import cuda_missing, driver_present, extra
@@ -131,9 +131,9 @@ def build(
         check_space(destination, plan.ranks * layout.total + text_bytes(checkpoint) + small)
         record_notes: tuple[str, ...] = ()
         with staging(destination) as folder:
-            write = partial(emit_weights, model, graphs, layout, folder, plan.ranks)
-            fork = backend.kernels and not host_budget(None).shared
-            with in_background(write, clock, fork) as written:
+            memory = host_budget(available_memory())  # a forked process may not ask the driver
+            write = partial(emit_weights, model, graphs, layout, folder, plan.ranks, memory)
+            with in_background(write, clock, backend.kernels and not memory.shared) as written:
                 if backend.kernels:
                     choose_kernels(backend, [*graphs.values()], plan.target, clock, progress)
                 clock.start("write", f"{report.size(plan.ranks * layout.total)} of weights")
@@ -307,12 +307,13 @@ def emit_weights(
     layout: WeightLayout,
     folder: Path,
     ranks: int,
+    memory: HostBudget,
     clock: StageClock,
 ) -> None:
     """Evaluates the recipes of all ranks and writes one file of weights per rank, all with one
     layout. Several recipes run at once, within the free host memory. Raises CapacityError if the
     largest tensor does not fit."""
-    in_work = weights_in_work(layout, host_budget(available_memory()))
+    in_work = weights_in_work(layout, memory)
     weights = {name: w for graph in graphs.values() for name, w in graph.weights.items()}
     assert model.checkpoint is not None
     reader, lock, done = model.checkpoint, Lock(), 0
