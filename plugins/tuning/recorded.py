@@ -32,7 +32,7 @@ def _rows(architecture: str) -> tuple[tuple[str, int, int, MappingProxyType[str,
 
 
 def op_of(op: str, attrs: Attrs) -> str:
-    """Of which op the rows of a node are. A round of two tokens is taken as a single one."""
+    """The op of a node's rows; a round of two tokens is taken as a single one."""
     return op + IN_ROUNDS if 2 < int(attrs.get("tile", 1)) <= 1 + MOST_DRAFTS else op
 
 
