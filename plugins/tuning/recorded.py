@@ -1,7 +1,7 @@
 """Recorded times of tactics by architecture, for builds without a GPU.
 
 A row of `<architecture>.json` has an op, its tokens, its size (N * K of linear ops, value heads of
-`gdn_decode`, else 0) and microseconds by tactic; rounds of drafts have rows of their own.
+`gdn_decode`, else 0) and microseconds by tactic; rounds of drafts have other rows.
 Logarithms are interpolated between rows and extrapolated beyond them, first along tokens, then
 along sizes.
 """
