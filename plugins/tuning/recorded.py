@@ -1,7 +1,7 @@
 """Recorded times of tactics by architecture, for builds without a GPU.
 
 A row of `<architecture>.json` has an op, its tokens, its size (N * K of linear ops, value heads of
-`gdn_decode`, else 0) and microseconds by tactic; rounds of drafts have rows of their own.
+`gdn_decode`, else 0) and microseconds by tactic; rounds of drafts have other rows.
 Logarithms are interpolated between rows and extrapolated beyond them, first along tokens, then
 along sizes.
 """
@@ -32,7 +32,7 @@ def _rows(architecture: str) -> tuple[tuple[str, int, int, MappingProxyType[str,
 
 
 def op_of(op: str, attrs: Attrs) -> str:
-    """Of which op the rows of a node are. A round of two tokens is taken as a single one."""
+    """The op of a node's rows; a round of two tokens is taken as a single one."""
     return op + IN_ROUNDS if 2 < int(attrs.get("tile", 1)) <= 1 + MOST_DRAFTS else op
 
 

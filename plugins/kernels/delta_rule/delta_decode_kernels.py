@@ -27,11 +27,7 @@ EARLY = Early(begins=True, lets=True)
 DECODE = Kernel("gdn_decode", ARGS, early=EARLY)
 ROUND = Kernel("gdn_round", ARGS, source="delta_rule/delta_round_fma.cu", early=EARLY)
 COPIES = 2  # quantised copies that one launch writes at most
-ROUND_BLOCKS = {
-    16: 1,
-    8: 2,
-    4: 4,
-}  # by warps: of a multiprocessor, so that a round has 128 registers
+ROUND_WARPS = 16  # of a multiprocessor, so that a round has 128 registers
 RESERVED = 1024  # bytes of shared memory that a block takes in addition
 
 
@@ -86,10 +82,9 @@ class Problem:
     def _round(self, shape: HeadBlocks, heads: int, ages: int) -> int:
         """Bytes of `Round`."""
         ahead, values = self.drafts + self.tile, heads * self.value_dim
-        # Of a token's products and of a position's decays.
         most = ages + ahead if shape.chunked else self.ring
         floats = (ages + ahead) * (values + self.key_dim + heads) + ahead * heads * most
-        floats += 16 * self.key_dim if shape.chunked else 0  # operands
+        floats += 16 * self.key_dim * shape.chunked  # operands
         token = 2 * self.key_dim + values * (2 if self.fused else 1)
         floats += self.tile * (token + 2 * heads * (-(-(most - 1) // 4) * 4 + 4))
         return self._staged(shape) + 4 * floats + 256
@@ -122,8 +117,10 @@ def refuse(node: Node, shape: HeadBlocks) -> str | None:
     p, target = Problem.of(node), node.target
     if p.lanes not in (4, 8, 16, 32):
         return f"a row of {p.key_dim} {p.state} is no 4, 8, 16 or 32 lanes of 16 bytes"
-    if shape.chunked and (why := _refuse_chunk(p)) is not None:
-        return why
+    if shape.chunked and not (p.fused and 2 < p.tile <= 4):
+        return f"{p.tile} tokens are no round of three or four of the fused op"
+    if shape.chunked and (p.state is not DType.F32 or p.ring + p.drafts + p.tile > 33):
+        return f"a {p.state} state with a ring of {p.ring} is not one in f32 of a warp's 32 entries"
     chunk = p.accesses * 32 // p.lanes
     if p.value_dim % max(chunk, 16):
         return f"{p.value_dim} value rows do not come in chunks of {max(chunk, 16)}"
@@ -139,16 +136,6 @@ def refuse(node: Node, shape: HeadBlocks) -> str | None:
     if p.shared(shape) > target.shared_bytes:
         return f"{p.shared(shape)} bytes of shared memory are more than {target.shared_bytes}"
     return _refuse_ends(p, node) if p.fused else None
-
-
-def _refuse_chunk(p: Problem) -> str | None:
-    if not (p.fused and 2 < p.tile <= 4):
-        return f"{p.tile} tokens are no round of three or four of the fused op"
-    if p.state is not DType.F32:
-        return f"products of tf32 are of states in f32, not in {p.state}"
-    if (entries := p.ring - 1 + p.drafts + p.tile) > 32:
-        return f"{entries} records and tokens are more than the lanes of a warp"
-    return None
 
 
 def _refuse_ends(p: Problem, node: Node) -> str | None:
@@ -182,12 +169,11 @@ def plan(node: Node, shape: HeadBlocks) -> Plan:
 
 
 def _macros(p: Problem, shape: HeadBlocks, node: Node) -> dict[str, float]:
+    most = ROUND_WARPS // shape.warps if p.drafts else shape.blocks
     resident = (node.target.shared_bytes + RESERVED) // (p.shared(shape) + RESERVED)
     return {
         "ACT_F32": p.single,
-        "BLOCKS": max(
-            1, min(shape.blocks, resident, ROUND_BLOCKS[shape.warps] if p.drafts else resident)
-        ),
+        "BLOCKS": max(1, min(shape.blocks, resident, most)),
         "CHUNKED": shape.chunked,
         "COPIES": p.copies,
         "DRAFTS": p.drafts,

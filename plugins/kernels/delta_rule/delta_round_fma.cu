@@ -7,6 +7,7 @@
 // of earlier rounds, which only fold, then this one's. Each token's sums are those of a round of
 // one token, in their order: its lag is the same, since the chunk folds on the chip when it would
 // have been stored. A chunk is written if something up to the round's first token made it fold.
+// CHUNKED: all tokens at once, which has other bits: delta_round_chunk.cuh.
 // Winner: the builder times the variants by rows. 4 tokens, 27B, H200: 6.4 / 53 / 210 us at
 // 1 / 32 / 128 rows (benchmarks/log/delta_rule/delta_round_fma.md).
 #include "common/early.cuh"
