@@ -21,11 +21,7 @@ H200_BANDWIDTH = 4.3e12  # bytes a second; reads, as measured on the card
 LOGIT_BYTES = 8  # f32, written and read
 DRAFT_HEAD = "mtp."  # how the names of its tensors begin
 CONV_PASSES = 2  # read and written
-_STORED = {
-    DType.F8E4M3: "linear-fp8",
-    DType.U8: "linear-nvfp4",
-    DType.I32: "linear-int4",
-}
+_STORED = {DType.F8E4M3: "linear-fp8", DType.U8: "linear-nvfp4", DType.I32: "linear-int4"}
 
 
 def ring_bytes(length: int, keys: int, values: int, key_dim: int, value_dim: int) -> float:

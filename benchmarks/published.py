@@ -135,10 +135,7 @@ _FIRST = r"re:.*layers\.([0-9]|[1-4][0-9]|5[0-5])\.mlp\..*"  # of 64 layers, all
 FORMATS: dict[str, tuple[str, Rule | None]] = {  # what a table calls it, and its rule
     "bf16": ("bf16", None),
     "fp8-block": ("FP8, blocks of 128 x 128", _blocks),
-    "fp8-channel": (
-        "FP8, scales a row and a token",
-        _compressed(_DYNAMIC, ignore=("lm_head",)),
-    ),
+    "fp8-channel": ("FP8, scales a row and a token", _compressed(_DYNAMIC, ignore=("lm_head",))),
     "nvfp4": ("NVFP4 W4A16 MLP, FP8 mixers", _mixed("W4A16_NVFP4", **_KV)),
     "nvfp4-a4": ("NVFP4 W4A4 MLP, FP8 mixers", _mixed("NVFP4")),
     "nvfp4-a4-token": (

@@ -43,8 +43,7 @@ WEATHER = {
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
 SAID = "The rain in Spain stays mainly in the plain, says the song; 猫は座っている, café."
 ANSWER = json.dumps(
-    {"name": "Ada Lovelace", "age": 36, "tags": ["new", "kept"], "text": SAID},
-    ensure_ascii=False,
+    {"name": "Ada Lovelace", "age": 36, "tags": ["new", "kept"], "text": SAID}, ensure_ascii=False
 )
 CALL = (
     "<tool_call>\n<function=weather>\n<parameter=city>\nSão Paulo, near the <b>old</b> station\n"

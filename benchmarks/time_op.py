@@ -41,6 +41,7 @@ from spark_engine.kernel import CARDS, Plan, Tactic, Target
 from spark_engine.op import Case, Op
 from spark_engine.operand import Role
 from spark_engine.plugins.registry import OPS, REGISTRY, STANDARD
+from spark_engine.plugins.tuning.recorded import op_of
 from tests.plugins import cuda_node
 
 AT = "decode:1,decode:8,decode:32,decode:128,prefill:1024,prefill:8192"
@@ -225,8 +226,8 @@ def main(words: Sequence[str] | None = None) -> None:
             print(line(shape, times, target), flush=True)
             floor_us = round(floor_of(shape.work, target)[0] * 1e6, 2)
             at = plans[0][0].size(shape.work.attrs, shape.work.ins, target) or (0, shape.tokens)
-            known = {"op": shape.work.name, "shape": shape.label, "count": shape.count}
-            known |= {"size": at[0], "tokens": at[1]}
+            known = {"op": op_of(shape.work.name, shape.work.attrs), "shape": shape.label}
+            known |= {"count": shape.count, "size": at[0], "tokens": at[1]}
             rows.append(known | {"floor_us": floor_us, "us": times})
             if args.out:
                 write(args.out, {**head, "date": str(date.today()), "rows": rows})

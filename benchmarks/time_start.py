@@ -55,7 +55,7 @@ def served(folder: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    module = "spark_engine.runtime.cli.spark_run"
+    module = "spark_engine.runtime.cli.start"
     command = [sys.executable, "-P", "-m", module, str(folder), "--serve", "--port", str(port)]
     start = time.perf_counter()
     with tempfile.TemporaryFile() as said, subprocess.Popen(command, stderr=said) as server:

@@ -5,17 +5,16 @@ Knows the order of the steps and not what they do.
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from threading import Event, Lock
+from threading import Lock
 
 from spark_engine.builder import report
 from spark_engine.builder.assemble import make_manifest, weight_specs
+from spark_engine.builder.background import in_background
 from spark_engine.builder.clock import StageClock
 from spark_engine.builder.draft_costs import draft_costs
 from spark_engine.builder.emit import (
@@ -56,14 +55,14 @@ from spark_engine.builder.report import BuildReport
 from spark_engine.builder.rules import rules_for
 from spark_engine.builder.text_files import TEXT_FILES, text_bytes, text_notes
 from spark_engine.device.host_memory import available_memory
-from spark_engine.device.shared_memory import host_budget
+from spark_engine.device.shared_memory import HostBudget, host_budget
 from spark_engine.engine_file import TOKENIZER, encode_engine, open_folder
 from spark_engine.errors import CheckpointError, EngineError, OptionError
 from spark_engine.hints import cuda_missing, driver_present, extra
 from spark_engine.manifest import Bucket, Fingerprint, Manifest, weights_name
 from spark_engine.models.drafter import with_drafter
 from spark_engine.models.open_model import open_model, with_ranks
-from spark_engine.models.weights.draft_weights import head_fault
+from spark_engine.models.weights.draft_weights import head_fault, with_draft_dtype
 from spark_engine.models.weights.recipes import Recipe
 from spark_engine.models.weights.shards import TILE, of_rank
 from spark_engine.models.weights.stored_model import Model
@@ -74,8 +73,6 @@ from spark_engine.vision import VISION
 from spark_engine.weights_file import WeightLayout, fill_weights, plan_weights
 
 CUBINS = ".cubins"  # next to the engine folders: compiled kernels by content
-WRITE = "write"  # the stage
-SIGNAL_S = 0.1  # seconds after which a signal is heard
 WORKERS = 16  # threads that make weights; numpy lets them run side by side
 Progress = Callable[[str], None]
 BUCKET_FILE = 1 << 20  # bytes of a `.engine` file, about
@@ -134,11 +131,12 @@ def build(
         check_space(destination, plan.ranks * layout.total + text_bytes(checkpoint) + small)
         record_notes: tuple[str, ...] = ()
         with staging(destination) as folder:
-            write = partial(emit_weights, model, graphs, layout, folder, plan.ranks, clock)
-            with in_background(write, now=not host_budget(None).shared) as written:
+            memory = host_budget(available_memory())  # a forked process may not ask the driver
+            write = partial(emit_weights, model, graphs, layout, folder, plan.ranks, memory)
+            with in_background(write, clock, backend.kernels and not memory.shared) as written:
                 if backend.kernels:
                     choose_kernels(backend, [*graphs.values()], plan.target, clock, progress)
-                clock.start(WRITE, f"{report.size(plan.ranks * layout.total)} of weights")
+                clock.start("write", f"{report.size(plan.ranks * layout.total)} of weights")
                 written()
             clock.start("emit", "the buckets")
             backend.weights = folder / weights_name(0, plan.ranks)
@@ -174,33 +172,6 @@ def choose_kernels(
     backend.compile(clock.advance)
 
 
-def _result(running: Future[None]) -> None:
-    """Waits in short turns: Python hears a signal that comes as a wait begins only at its end."""
-    while not wait((running,), SIGNAL_S).done:
-        pass
-    running.result()
-
-
-@contextmanager
-def in_background(work: Callable[[Event], None], now: bool) -> Iterator[Callable[[], None]]:
-    """Runs `work` in a thread; the function it gives waits for the end, and raises its error.
-
-    If the block raises, the event is set, upon which `work` ends early. Unless `now`, `work` runs
-    when the function is called: where host and GPU share their memory, tactics are timed in what
-    the weights would take.
-    """
-    stop = Event()
-    if not now:
-        yield partial(work, stop)
-        return
-    with ThreadPoolExecutor(1, "weights") as pool:
-        try:  # a signal may come as soon as the work begins
-            yield partial(_result, pool.submit(work, stop))
-        except BaseException:
-            stop.set()
-            raise
-
-
 def planned(checkpoint: Path, options: Options) -> tuple[Model, BuildPlan]:
     """The model and its plan; without a draft head that is damaged and not asked for, and without a
     vision tower that the target does not run."""
@@ -221,6 +192,7 @@ def planned(checkpoint: Path, options: Options) -> tuple[Model, BuildPlan]:
     check_mlps(model, plan)
     notes = [f"built without images: {why}"] if why else []
     notes += [f"{head_lost}: the drafter alone drafts"] if block and head_lost else []
+    model = with_draft_dtype(model, plan.draft.dtype) if plan.draft else model
     return model, replace(plan, notes=(*plan.notes, *notes))
 
 
@@ -335,27 +307,24 @@ def emit_weights(
     layout: WeightLayout,
     folder: Path,
     ranks: int,
+    memory: HostBudget,
     clock: StageClock,
-    stop: Event,
 ) -> None:
     """Evaluates the recipes of all ranks and writes one file of weights per rank, all with one
     layout. Several recipes run at once, within the free host memory. Raises CapacityError if the
-    largest tensor does not fit, InterruptedError once `stop` is set."""
-    in_work = weights_in_work(layout, host_budget(available_memory()))
+    largest tensor does not fit."""
+    in_work = weights_in_work(layout, memory)
     weights = {name: w for graph in graphs.values() for name, w in graph.weights.items()}
     assert model.checkpoint is not None
     reader, lock, done = model.checkpoint, Lock(), 0
 
     def make(recipes: Mapping[str, Recipe], name: str) -> Array:
         nonlocal done
-        if stop.is_set():
-            raise InterruptedError
         value = recipes[name].evaluate(reader)
         with lock:
             clock.look()
             done += value.nbytes
-            if clock.stage == WRITE:  # else another stage shows its progress
-                clock.advance(done, ranks * layout.total)
+            clock.advance(done, ranks * layout.total)
         return value
 
     for rank in range(ranks):

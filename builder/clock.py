@@ -19,7 +19,7 @@ class StageClock:
         self._progress = progress
         self.advance = advance
         self._starts: list[tuple[str, float]] = []
-        self.peak_anonymous = 0
+        self.peak_anonymous = self.peak_of_process = 0  # bytes; a process that makes the weights
 
     def look(self) -> None:
         """Updates `peak_anonymous`, the most bytes seen that no file backs."""
@@ -30,10 +30,6 @@ class StageClock:
         self._starts.append((stage, time.perf_counter()))
         self._progress(f"{stage} {what}")
 
-    @property
-    def stage(self) -> str:
-        return self._starts[-1][0] if self._starts else ""
-
     def seconds(self) -> dict[str, float]:
         """Seconds by stage, summed over its runs; the last one runs until now."""
         ends = [at for _, at in self._starts[1:]] + [time.perf_counter()]
@@ -42,11 +38,10 @@ class StageClock:
             found[stage] = found.get(stage, 0.0) + end - at
         return found
 
-    @staticmethod
-    def peak_rss() -> int:
-        """Peak resident bytes of this process, mapped files included."""
+    def peak_rss(self) -> int:
+        """Peak resident bytes of one process of the build, mapped files included."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
+        return max(peak if sys.platform == "darwin" else peak * 1024, self.peak_of_process)
 
 
 def anonymous_bytes() -> int:

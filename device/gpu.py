@@ -8,7 +8,6 @@ driver; creating a `Gpu` does.
 import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -304,7 +303,7 @@ class Gpu:
             return shape
         shared = self.smem_scale.dynamic(shape.shared, static_shared(function))
         self.allow_shared(function, shared)
-        return replace(shape, shared=shared)
+        return shape._replace(shared=shared)
 
     def begin_capture(self) -> None:
         """Starts recording: the stream records work instead of running it."""

@@ -254,7 +254,7 @@ def _seconds(candidate: Candidate, node: Node) -> float:
     """The recorded time at the candidate's size and tokens, if it has them; else its `cost`."""
     at, architecture = candidate.recorded(node), node.target.architecture
     name = architecture.rehearses or architecture.name
-    op = candidate.times_of or node.op
+    op = recorded.op_of(candidate.times_of or node.op, node.attrs)
     return (at and recorded.seconds(name, op, candidate.name, *at)) or candidate.cost(node)
 
 

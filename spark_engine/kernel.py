@@ -6,7 +6,7 @@ so that running them needs neither the op nor its attributes.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from spark_engine.errors import OptionError
 from spark_engine.tensors import Array, TensorSpec
@@ -207,8 +207,7 @@ DECLARED = -1  # the `shared` of a launch that takes what its kernel declares
 NULL = Scalar("i64", 0)  # the pointer of an operand that is not there
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """How a kernel is launched, whichever kernel it is; the fields are `Launch`'s.
 
     `kinds` has "address" or a `Scalar`'s kind for each argument.

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from spark_engine.errors import EngineError
@@ -290,6 +291,7 @@ def canonical_json(value: Json) -> bytes:
     return (text + "\n").encode()
 
 
+@lru_cache(4)  # a start reads one several times
 def decode_manifest(data: bytes, where: str, remedy: str) -> Manifest:
     """The manifest in `data`, which `Manifest.encode` wrote.
 

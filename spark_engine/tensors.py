@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine.typed import MOST, typed
+from spark_engine.typed import typed
 
 Array = NDArray[np.generic]
 Bytes = NDArray[np.uint8]
@@ -119,7 +120,11 @@ class TensorSpec:
         name, dtype, shape = row["name"], row["dtype"], row["shape"]
         if not isinstance(shape, list):
             raise ValueError(f"shape of {name} is {shape!r}, not a list")
-        counts = (type(d) is str or (type(d) is int and 0 <= d <= MOST) for d in shape)
-        if not all(counts):  # it raises
-            shape = [d if type(d) is str else typed(int, d, str(name)) for d in shape]
-        return cls(typed(str, name, "name"), DType(typed(str, dtype, "dtype")), tuple(shape))
+        return _spec(name, dtype, *shape)
+
+
+@lru_cache(1 << 14, typed=True)  # most are the same in all buckets of an engine
+def _spec(name: object, dtype: object, *shape: object) -> TensorSpec:
+    """A spec of JSON values. Raises TypeError or ValueError when one is malformed."""
+    dims = tuple(d if isinstance(d, str) else typed(int, d, str(name)) for d in shape)
+    return TensorSpec(typed(str, name, "name"), DType(typed(str, dtype, "dtype")), dims)

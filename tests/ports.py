@@ -33,7 +33,7 @@ def served(*arguments: str, log: Path | None = None, start_s: float = 300) -> It
     the first start builds. Its output goes to `log`, or is in the RuntimeError of one that does not
     start within `start_s` seconds."""
     port = free_port()
-    run = [sys.executable, "-P", "-m", "spark_engine.runtime.cli.spark_run", *arguments]
+    run = [sys.executable, "-P", "-m", "spark_engine.runtime.cli.start", *arguments]
     with tempfile.TemporaryFile("w+") if log is None else log.open("w+") as output:
         command = [*run, "--serve", "--port", str(port)]
         process = subprocess.Popen(command, stdout=output, stderr=output)

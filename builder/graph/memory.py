@@ -26,9 +26,6 @@ class LiveBlock:
     first: int
     last: int
 
-    def meets(self, other: LiveBlock) -> bool:
-        return self.first <= other.last and other.first <= self.last
-
 
 @dataclass(frozen=True)
 class Arena:
@@ -66,11 +63,13 @@ def lifetimes(
 def place(blocks: Sequence[LiveBlock]) -> Arena:
     """Offsets such that no two blocks alive together overlap: largest first, lowest gap."""
     offsets: dict[str, int] = {}
-    placed: list[LiveBlock] = []
+    placed: dict[int, set[tuple[int, int]]] = {}  # by step: offsets and bytes of its blocks
     for block in sorted(blocks, key=lambda b: (-b.nbytes, b.first, b.name)):
-        offsets[block.name] = _lowest_gap(block, placed, offsets)
-        placed.append(block)
-    return Arena(offsets, max((offsets[b.name] + b.nbytes for b in placed), default=0))
+        alive = [placed.setdefault(step, set()) for step in range(block.first, block.last + 1)]
+        offsets[block.name] = offset = _lowest_gap(block.nbytes, set().union(*alive))
+        for step in alive:
+            step.add((offset, block.nbytes))
+    return Arena(offsets, max((offsets[b.name] + b.nbytes for b in blocks), default=0))
 
 
 def owners(graph: gs.Graph, ops: Ops) -> dict[int, gs.Tensor]:
@@ -84,11 +83,10 @@ def owners(graph: gs.Graph, ops: Ops) -> dict[int, gs.Tensor]:
     return found
 
 
-def _lowest_gap(block: LiveBlock, placed: Sequence[LiveBlock], offsets: Mapping[str, int]) -> int:
-    taken = sorted((offsets[b.name], b.nbytes) for b in placed if b.meets(block))
+def _lowest_gap(nbytes: int, taken: Iterable[tuple[int, int]]) -> int:
     start = 0
-    for offset, nbytes in taken:
-        if offset - start >= block.nbytes:
+    for offset, taken_bytes in sorted(taken):
+        if offset - start >= nbytes:
             break
-        start = max(start, offset + nbytes)
+        start = max(start, offset + taken_bytes)
     return start

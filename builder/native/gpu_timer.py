@@ -21,8 +21,8 @@ from spark_engine.builder.native.rank_gpus import RankGpus, reach_each_other
 from spark_engine.builder.native.replays import medians
 from spark_engine.builder.native.tactics import Chosen, Work
 from spark_engine.builder.native.timing_inputs import Filling, fillings
-from spark_engine.builder.native.timings import Machine, Timings, driver_version, key_of
-from spark_engine.device.gpu import Function, Gpu, Module, name_and_driver
+from spark_engine.builder.native.timings import Machine, Timings, digest_of, driver_version, key_of
+from spark_engine.device.gpu import Function, Gpu, name_and_driver
 from spark_engine.device.resources import DeviceResources
 from spark_engine.device.shared_memory import kept_of
 from spark_engine.device.startup_lock import silent, startup_lock
@@ -37,7 +37,6 @@ PLACE = 256  # bytes: a boundary of the driver's allocations
 # memory, since the host holds the operands while they are made.
 SHARE = 0.8
 VERSION = Path("/proc/driver/nvidia/version")
-_sources = cache(sources)  # read once: what is timed is what was there first
 
 
 class GpuTimer:
@@ -60,8 +59,8 @@ class GpuTimer:
         self._gpu = Gpu()
         self._target, self._cubins = target, cubins
         self._ranks: RankGpus | None = None
+        self._loaded: dict[tuple[nvrtc.Job, int], tuple[nvrtc.Cubin, Function]] = {}
         self._say, self._lost = say, 0
-        self.measured = 0
 
     _bench: _Bench | None = None  # of the last work: its tactics share the operands
 
@@ -91,8 +90,7 @@ class GpuTimer:
         if any(launch.source == NCCL for launch in plan.launches):
             return None
         key = key_of(work, tactic, plan, _texts(tactic, plan))
-        known = self._timings.get(key)
-        if known is not None:
+        if (known := self._timings.get(key)) is not None:
             return known
         try:
             measure = self._measure_ranks if plan.symmetric else self._measure
@@ -105,7 +103,6 @@ class GpuTimer:
             raise _failed(f"{work.name}/{tactic.name} over {dims}", error) from error
         if seconds is not None:
             self._timings.put(key, seconds)
-            self.measured += 1
         elif not plan.symmetric:  # else there are too few GPUs, and free memory does not help
             self._lost += 1
         return seconds
@@ -133,7 +130,6 @@ class GpuTimer:
             return None
         for key, seconds in zip(keys, found, strict=True):
             self._timings.put(key, seconds)
-            self.measured += 1
         return found
 
     def _fits(self, nbytes: int) -> bool:
@@ -146,22 +142,15 @@ class GpuTimer:
         self._free_bench()
         nodes = {(w.key, p.scratch): (w, p) for variant in variants for w, _, p in variant}
         benches = {key: _Bench(self._gpu, work) for key, (work, _) in nodes.items()}
-        functions: dict[tuple[str, Plan], Launches] = {}
-        modules, held = list[Module](), DeviceResources(self._gpu)
-
-        def functions_of(tactic: Tactic, plan: Plan) -> Launches:
-            key = tactic.source, plan
-            if key not in functions:
-                functions[key], more = self._functions(tactic, plan)
-                modules.extend(more)
-            return functions[key]
-
+        plans = {id(p): (t, p) for variant in variants for _, t, p in variant}  # of the decisions
+        held = DeviceResources(self._gpu)
         try:
             with startup_lock(self._gpu.integrated, self._say):
                 if not self._fits(sum(b.missing(nodes[key][1]) for key, b in benches.items())):
                     return None
+                functions = {key: self._functions(*plan) for key, plan in plans.items()}
                 queues = [
-                    [(benches[w.key, p.scratch], functions_of(t, p)) for w, t, p in variant]
+                    [(benches[w.key, p.scratch], functions[id(p)]) for w, _, p in variant]
                     for variant in variants
                 ]
                 for key, bench in benches.items():
@@ -174,11 +163,8 @@ class GpuTimer:
             held.close()
             for bench in benches.values():
                 bench.free()
-            for module in modules:
-                self._gpu.unload(module)
 
     def _measure(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
-        modules = list[Module]()
         if self._bench and self._bench.work != work:
             self._free_bench()
         try:
@@ -186,16 +172,13 @@ class GpuTimer:
                 bench = self._bench or _Bench(self._gpu, work)
                 if not self._fits(bench.missing(plan)):
                     return None
-                launches, modules = self._functions(tactic, plan)
+                launches = self._functions(tactic, plan)
                 self._bench = bench
                 bench.fill(plan)
             return bench.seconds(launches)
         except BaseException:
             self._free_bench()
             raise
-        finally:
-            for module in modules:
-                self._gpu.unload(module)
 
     def _free_bench(self) -> None:
         if (bench := self._bench) is not None:
@@ -226,18 +209,19 @@ class GpuTimer:
             self._ranks = None
             self._gpu.use()
 
-    def _functions(self, tactic: Tactic, plan: Plan) -> tuple[Launches, list[Module]]:
-        launches, modules = [], []
+    def _functions(self, tactic: Tactic, plan: Plan) -> Launches:
+        launches = []
         for launch in plan.launches:
             source = launch.source or tactic.source
             job = nvrtc.Job(source, launch.defines, (launch.symbol,))
-            cubin = self._compiled(job)
-            modules.append(self._gpu.module(cubin.code))
-            launch = cubin.launched(launch)
-            function = self._gpu.function(modules[-1], launch.symbol)
-            self._gpu.allow_shared(function, launch.shared)
-            launches.append((function, launch))
-        return launches, modules
+            key = job, launch.shared  # a function allows one size
+            if key not in self._loaded:
+                cubin = self._compiled(job)
+                found = self._gpu.load(cubin.code, job.symbols, cubin.launched(launch).shared)
+                self._loaded[key] = cubin, found[launch.symbol]
+            cubin, function = self._loaded[key]
+            launches.append((function, cubin.launched(launch)))
+        return launches
 
 
 class _Bench:
@@ -353,21 +337,24 @@ def _failed(what: str, error: ExecutorError) -> InternalError:
 
 def _key_of_all(nodes: Sequence[Chosen]) -> str:
     """sha256 of what a time of all nodes in this order depends on, but for the machine."""
-    keys: dict[tuple[object, ...], str] = {}
+    keys: dict[tuple[int, int], str] = {}
     digest = hashlib.sha256()
     for work, tactic, plan in nodes:
-        node = (work.key, tactic.name, plan)
+        node = id(work), id(plan)  # nodes of one decision share them
         if node not in keys:
             keys[node] = key_of(work, tactic, plan, _texts(tactic, plan))
         digest.update(keys[node].encode())
     return digest.hexdigest()
 
 
-def _texts(tactic: Tactic, plan: Plan) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in {launch.source or tactic.source for launch in plan.launches}:
-        found |= _sources(name)
-    return found
+def _texts(tactic: Tactic, plan: Plan) -> str:
+    return _digest(frozenset(launch.source or tactic.source for launch in plan.launches))
+
+
+@cache  # read once: what is timed is what was there first
+def _digest(names: frozenset[str]) -> str:
+    texts = {header: text for name in names for header, text in sources(name).items()}
+    return digest_of(texts)
 
 
 def this_machine() -> Machine:

@@ -223,18 +223,20 @@ class Chooser:
     def candidates(
         self, graphs: Iterable[tuple[gs.Graph, Sequence[Size]]]
     ) -> list[tuple[str, Plan]]:
-        """(source, plan) of every tactic of nodes that have several, in the order of timing."""
-        found: list[tuple[str, Plan]] = []
+        """(source, plan) of every tactic: of nodes that have several, in the order of timing, and
+        then of the others."""
+        found, single = list[tuple[str, Plan]](), list[tuple[str, Plan]]()
         seen: set[tuple[object, ...]] = set()
         for graph, sizes in graphs:
             for size in sizes:
                 for node in graph.nodes:
                     cuda, work = self.work(node, size)
-                    if len(cuda.tactics) > 1 and work.key not in seen:
+                    if work.key not in seen:
                         seen.add(work.key)
                         plans, _ = _plans(cuda, work, self.target, None)
-                        found += [(t.source, plan) for t, plan in plans if len(plans) > 1]
-        return found
+                        into = found if len(plans) > 1 else single
+                        into += [(t.source, plan) for t, plan in plans]
+        return found + single
 
     def agree(self, graphs: Iterable[tuple[gs.Graph, Sequence[Size]]]) -> dict[str, str]:
         """Chooses one `Tactic.order` for each node, for every bucket of all `graphs`.

@@ -42,14 +42,17 @@ def driver_version(text: str) -> str | None:
     return found[1] if found else None
 
 
-def key_of(work: Work, tactic: Tactic, plan: Plan, texts: Mapping[str, str]) -> str:
-    """sha256 of what a time depends on in addition to the machine; `texts` are the sources by
-    name."""
+def digest_of(texts: Mapping[str, str]) -> str:
+    """sha256 of sources by name."""
+    return hashlib.sha256(json.dumps(sorted(texts.items())).encode()).hexdigest()
+
+
+def key_of(work: Work, tactic: Tactic, plan: Plan, sources: str) -> str:
+    """sha256 of what a time depends on in addition to the machine; `sources`: of `digest_of`."""
     attrs = dict(sorted(work.attrs.items()))
     specs = [[s.dtype.value, list(s.dims)] for s in (*work.ins, *work.outs)]
     conditions = [sorted(work.cold), work.context]
     parts: Json = [work.name, tactic.name, attrs, specs, *conditions, asdict(plan)]
-    sources = hashlib.sha256(json.dumps(sorted(texts.items())).encode()).hexdigest()
     return hashlib.sha256(json.dumps([parts, sources], sort_keys=True).encode()).hexdigest()
 
 

@@ -22,9 +22,9 @@ SCHEMES: Mapping[str, Scheme] = {"fp8": Scheme.FP8_BLOCK, "nvfp4": Scheme.NVFP4}
 
 def with_draft_dtype(model: Model, dtype: str) -> Model:
     """The model with the head's plain projections, experts included, in that dtype."""
-    if dtype not in SCHEMES:
+    if dtype not in SCHEMES or (table := model.table.quantising(SCHEMES[dtype])) == model.table:
         return model
-    return replace(model, table=model.table.quantising(SCHEMES[dtype]))
+    return replace(model, table=table)
 
 
 def head_fault(model: Model, block: bool = False) -> str:

@@ -164,10 +164,16 @@ _READERS: Mapping[Scheme, Callable[[Model, str], Projection]] = {
 
 
 def expert_operands(model: Model, experts: Experts) -> dict[str, Recipe]:
-    """`grouped_moe`'s operands by name, in order.
+    """`grouped_moe`'s operands by name, in order; made once for a model.
 
     Raises CheckpointError when FP8 blocks of gate and up would not tile their concatenation.
     """
+    if experts.name not in model.of_experts:
+        model.of_experts[experts.name] = _expert_operands(model, experts)
+    return model.of_experts[experts.name]
+
+
+def _expert_operands(model: Model, experts: Experts) -> dict[str, Recipe]:
     scheme, inner = model.table[experts.name], experts.down.columns
     if model.layout.fused(experts.name):
         stacks = {"w13": experts.gate_up, "w2": experts.down}

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from spark_engine.models.checkpoint.expected_tensors import Expected
@@ -64,6 +65,11 @@ class Model:
     vision_note: str = "only the configs are known"
     vision: VisionInfo | None = None
     drafter: DrafterConfig | None = None
+
+    @cached_property
+    def of_experts(self) -> dict[str, dict[str, recipes.Recipe]]:
+        """Operands of experts by their name, once made: the graphs of all families share them."""
+        return {}
 
     @property
     def has_drafts(self) -> bool:

@@ -1,8 +1,9 @@
 """Recorded times of tactics by architecture, for builds without a GPU.
 
 A row of `<architecture>.json` has an op, its tokens, its size (N * K of linear ops, value heads of
-`gdn_decode`, else 0) and microseconds by tactic. Logarithms are interpolated between rows and
-extrapolated beyond them, first along tokens, then along sizes.
+`gdn_decode`, else 0) and microseconds by tactic; rounds of drafts have other rows.
+Logarithms are interpolated between rows and extrapolated beyond them, first along tokens, then
+along sizes.
 """
 
 import json
@@ -14,6 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
 
+from spark_engine.interface import MOST_DRAFTS
+from spark_engine.op import Attrs
+
+IN_ROUNDS = " in rounds"  # behind an op's name: rounds of four tokens, by their rows
 FAR = 1.5  # times a recorded size: beyond it the formula of `cost` is more accurate
 Point: TypeAlias = tuple[float, float]
 Curve: TypeAlias = tuple[float, tuple[Point, ...]]  # log size; points: log tokens, log seconds
@@ -26,10 +31,16 @@ def _rows(architecture: str) -> tuple[tuple[str, int, int, MappingProxyType[str,
     return tuple((r["op"], r["tokens"], r["size"], MappingProxyType(r["us"])) for r in rows)
 
 
+def op_of(op: str, attrs: Attrs) -> str:
+    """The op of a node's rows; a round of two tokens is taken as a single one."""
+    return op + IN_ROUNDS if 2 < int(attrs.get("tile", 1)) <= 1 + MOST_DRAFTS else op
+
+
 @cache
 def best(architecture: str) -> frozenset[tuple[str, str]]:
     """The (op, tactic) pairs that are the fastest in some row."""
-    return frozenset((op, min(us, key=us.__getitem__)) for op, _, _, us in _rows(architecture))
+    pairs = ((op, min(us, key=us.__getitem__)) for op, _, _, us in _rows(architecture))
+    return frozenset((op.removesuffix(IN_ROUNDS), tactic) for op, tactic in pairs)
 
 
 @cache

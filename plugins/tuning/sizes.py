@@ -70,6 +70,7 @@ class HeadBlocks:
         blocks: of a multiprocessor.
         grouped: a block has all value heads of a key head, else one.
         stages: chunks of a warp in flight to shared memory; 0: loads go through registers.
+        chunked: a round's tokens at once, by products of tf32; other bits than token by token.
         why, fallback: as in `Chunks`, with `gated_delta_step` as the unfused op.
     """
 
@@ -78,6 +79,7 @@ class HeadBlocks:
     blocks: int
     grouped: bool = False
     stages: int = 0
+    chunked: bool = False
     why: str = ""
     fallback: bool = False
 
@@ -88,5 +90,6 @@ HEADS = (
     HeadBlocks("small registers", 4, 4, fallback=True),
     HeadBlocks("many registers", 16, 1),
     HeadBlocks("grouped", 4, 4, grouped=True, stages=2),
-    HeadBlocks("wide grouped", 8, 3, grouped=True, stages=1),
+    HeadBlocks("small chunk", 4, 4, chunked=True),
+    HeadBlocks("small grouped chunk", 4, 4, grouped=True, chunked=True),
 )

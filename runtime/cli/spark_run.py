@@ -24,7 +24,6 @@ from spark_engine.device.choice import choose
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.progress import Progress
-from spark_engine.runtime.cli.doctor import doctor
 from spark_engine.runtime.cli.options import completion, config_file
 from spark_engine.runtime.cli.options.option import ASKED_FOR, Grouped, Mode, why_idle
 from spark_engine.runtime.cli.options.run_options import (
@@ -39,11 +38,12 @@ from spark_engine.runtime.cli.options.run_options import (
 )
 from spark_engine.runtime.cli.profile import finish
 from spark_engine.runtime.cli.terminal.printable import printable
-from spark_engine.runtime.engine.load import HOST_TARGETS
+from spark_engine.runtime.engine.detect import HOST_TARGETS
 from spark_engine.runtime.engine.request import FinishReason, capacity
 from spark_engine.runtime.offline.embedded import cache_folder, embedded_engine
 from spark_engine.runtime.ranks.hosts import name_network, own_rank, serve_rank
 from spark_engine.runtime.ranks.rendezvous import split_hosts
+from spark_engine.runtime.server.engine_client.early import EarlyProcess
 from spark_engine.runtime.server.engine_client.engine_folder import check_ranks, split_names
 from spark_engine.runtime.server.operation.json_stderr import standard_error
 from spark_engine.runtime.server.operation.logs import LogFormat, set_up
@@ -73,7 +73,9 @@ class _Run(Grouped):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        if args[:1] == [doctor.name]:
+        if args[:1] == ["doctor"]:
+            from spark_engine.runtime.cli.doctor import doctor  # as below
+
             return doctor.make_context(f"{info_name} {doctor.name}", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
@@ -125,7 +127,7 @@ def main(
         folders = split_names(engine) or {"": _embedded()}
         _check_device(folders.values(), values["device"])
         if mode is Mode.SERVE:
-            code = _serve(folders, values)
+            code = _serve(folders, values, context.obj)
         elif len(folders) > 1 or "" not in folders:
             words = f"{' '.join(engine)}: one folder, without a name"
             raise OptionError(f"{words}; --serve takes several, and NAME=FOLDER")
@@ -199,10 +201,17 @@ def _state() -> Path:
     return Path(given) if given else Path.home() / ".local" / "state"
 
 
-def _serve(folders: Mapping[str, Path], values: Mapping[str, Any]) -> int:
+def _serve(
+    folders: Mapping[str, Path], values: Mapping[str, Any], early: EarlyProcess | None
+) -> int:
+    """`early` becomes the engine process of one engine here, on the first GPU; its standard error
+    is no JSON."""
     options = server_options(values)
     set_up(options.log_format, options.log_level)
     several = len(folders) > 1 or options.idle_unload_s is not None
+    other = several or values["rank"] or values["device"] is not None
+    if early is not None and (other or options.log_format is LogFormat.JSON):
+        early.close()
     folder = next(iter(folders.values()))
     for one in folders.values():
         check_ranks(one, options.engine)
@@ -224,7 +233,7 @@ def _serve(folders: Mapping[str, Path], values: Mapping[str, Any]) -> int:
     # imported here: other modes start in half the time without a library for HTTP
     from spark_engine.runtime.server.process.server import run
 
-    return run(folder, options)
+    return run(folder, options, early)
 
 
 def _batch(folder: Path, values: Mapping[str, Any]) -> int:

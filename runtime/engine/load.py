@@ -31,8 +31,12 @@ from spark_engine.errors import EngineError, OptionError
 from spark_engine.interface import DECODE, PREFILL, Limits
 from spark_engine.manifest import NATIVE, Bucket, Manifest, StateInfo
 from spark_engine.progress import Progress
-from spark_engine.runtime.engine.capacity import check_capacity
-from spark_engine.runtime.engine.detect import foreign, runnable_targets
+from spark_engine.runtime.engine.detect import (
+    HOST_TARGETS,
+    check_capacity,
+    foreign,
+    runnable_targets,
+)
 from spark_engine.runtime.executors.cache_size import GpuMemory, budget, device_rows
 from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.executors.executor import Executor
@@ -58,7 +62,6 @@ TURN_S = 2e-4  # of a thread that computes: one that copies weights asks for Pyt
 # Of a `.engine` file's header and payload, the folder that holds the weights, and threads.
 OpenExecutor: TypeAlias = Callable[[EngineHeader, bytes, Path, int], Executor]
 EXECUTORS: Mapping[str, OpenExecutor] = {"ort": OrtExecutor, "trt": TrtExecutor}
-HOST_TARGETS = ("cpu",)  # their targets; a GPU's target is known by its driver
 
 
 @dataclass(frozen=True)
@@ -303,6 +306,7 @@ def _load_native(
             undo.callback(executor.close)
             executors[bucket.family, bucket.rows] = executor
             mark(f"{bucket.family} {bucket.rows}")
+        gc.collect()  # here, where weights are still being read
         engine.wait()
         mark("weights")
         undo.pop_all()

@@ -4,8 +4,7 @@ Knows the order of launches and CUDA graphs; knows no buffer.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from spark_engine.device.resources import DeviceResources
 from spark_engine.errors import EngineError
@@ -15,8 +14,7 @@ MASKS = MemoryOperand("input", "allow")  # mask of allowed ids; only `sample` re
 Queue: TypeAlias = Callable[[], None]
 
 
-@dataclass(frozen=True)
-class QueuedLaunch:
+class QueuedLaunch(NamedTuple):
     """One launch of a bucket: its node and kernel; `queue` puts it on the stream.
 
     `reads_masks`: it reads the mask of allowed ids.

@@ -3,7 +3,6 @@
 Knows cubins and their entries; knows no launch.
 """
 
-import hashlib
 from typing import Any
 
 from spark_engine.device.gpu import Function, Gpu
@@ -20,12 +19,11 @@ class Kernels:
     def find(self, cubin: bytes, symbol: str, shared: int) -> Function:
         """The kernel, loaded, with a dynamic shared memory limit of at least `shared` bytes and of
         all earlier requests."""
-        digest = hashlib.sha256(cubin).digest()
-        if digest not in self._modules:
-            self._modules[digest] = self._gpu.module(cubin)
-        key = digest, symbol
+        if cubin not in self._modules:
+            self._modules[cubin] = self._gpu.module(cubin)
+        key = cubin, symbol
         if key not in self._found:
-            found = self._gpu.function(self._modules[digest], symbol)
+            found = self._gpu.function(self._modules[cubin], symbol)
             self._gpu.load_function(found)
             self._found[key] = found, 0
         function, allowed = self._found[key]

@@ -34,7 +34,6 @@ from spark_engine.runtime.executors.program import (
     Operand,
     Program,
     RankOperand,
-    ScalarOperand,
 )
 from spark_engine.runtime.executors.staging import StagedBuffers, Staging
 from spark_engine.runtime.executors.timed import DeviceClock
@@ -347,14 +346,20 @@ class NativeExecutor:
         self.gpu.wait()
 
     def _places(self) -> Mapping[str, Mapping[str, int]]:
-        """Device addresses of launch operands, by kind and name."""
+        """Device addresses of launch operands, by kind and name; of those with an offset, of their
+        memory. Memory that ranks share is only there with several."""
         engine, buffers = self._engine, self._buffers
 
         def of(block: Block, address: int) -> dict[str, int]:
             return {f.spec.name: address + f.offset for f in block.fields}
 
         states = {s.name: engine.states.addresses[s.name] for s in self.specs.states}
+        peers = engine.peers
+        shared = {} if peers is None else {PEERS: {"": peers.table}, "symmetric": {"": peers.own}}
         return {
+            "arena": {"": engine.arena},
+            "zeroed": {"": engine.zeroed},
+            **shared,
             "weight": engine.weights,
             "state": states,
             "input": {**engine.tables.addresses, **of(buffers.steps, self._steps)},
@@ -362,21 +367,8 @@ class NativeExecutor:
         }
 
     def _value(self, arg: Operand) -> int | float:
-        if isinstance(arg, ScalarOperand):
-            return arg.value
-        if isinstance(arg, RankOperand):
-            return self._engine.rank
-        if arg.kind in (PEERS, "symmetric"):
-            return self._shared(arg)
-        if arg.kind == "arena":
-            return self._engine.arena + arg.offset
-        if arg.kind == "zeroed":
-            return self._engine.zeroed + arg.offset
-        return self._addresses[arg.kind][arg.name]
-
-    def _shared(self, arg: MemoryOperand) -> int:
-        """Address in this rank's region, or of the table of all ranks' regions."""
-        peers = self._engine.peers
-        if peers is None:
-            raise ValueError(f"{arg.kind} memory needs several ranks, and the engine has one")
-        return peers.table if arg.kind == PEERS else peers.own + arg.offset
+        if isinstance(arg, MemoryOperand):
+            if arg.kind not in self._addresses:
+                raise ValueError(f"{arg.kind} memory needs several ranks, and the engine has one")
+            return self._addresses[arg.kind][arg.name] + arg.offset
+        return self._engine.rank if isinstance(arg, RankOperand) else arg.value

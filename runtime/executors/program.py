@@ -5,11 +5,11 @@ Knows the byte format and rejects invalid launches; knows no device and no addre
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -24,8 +24,7 @@ Arg = tuple[str | int | float, ...]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class KernelEntry:
+class KernelEntry(NamedTuple):
     """An entry of a cubin, and the largest dynamic shared memory of its launches; without a cubin,
     the NCCL call of that name."""
 
@@ -34,8 +33,7 @@ class KernelEntry:
     shared: int
 
 
-@dataclass(frozen=True)
-class MemoryOperand:
+class MemoryOperand(NamedTuple):
     """An operand in memory: `nbytes` from `offset` of the memory that `kind` and `name` identify.
 
     The kinds "arena", "zeroed" and "symmetric" (this rank's region that other ranks read) have an
@@ -49,8 +47,7 @@ class MemoryOperand:
     nbytes: int = 0
 
 
-@dataclass(frozen=True)
-class ScalarOperand:
+class ScalarOperand(NamedTuple):
     """An operand by value; `kind` as in `kernel.Scalar`."""
 
     kind: str
@@ -65,8 +62,7 @@ class RankOperand:
 Operand = MemoryOperand | ScalarOperand | RankOperand
 
 
-@dataclass(frozen=True)
-class LaunchRecord:
+class LaunchRecord(NamedTuple):
     """One launch: the graph's node, the kernel's index, the launch geometry and the operands."""
 
     node: str
@@ -99,7 +95,7 @@ class Program:
         Without `places` these are left out."""
         length = int.from_bytes(payload[:8], "little")
         try:
-            body = msgspec.json.decode(payload[8 : 8 + length], type=_Body)
+            body = msgspec.json.decode(payload[8 : 8 + length], type=_Whole if places else _Body)
         except msgspec.MsgspecError as error:
             raise ValueError(str(error)) from error
         ends = list(accumulate(body.cubins, initial=8 + length))
@@ -111,8 +107,8 @@ class Program:
         for row in body.launches:
             _pick(body.kernels, row.kernel)
         launches = tuple(map(operands.record, body.launches))
-        found = tuple(operands.known.values())
-        named = body.places.items() if places else ()
+        found = tuple(operand for operand, _ in operands.known.values())
+        named = body.places.items() if isinstance(body, _Whole) else ()
         at = {name: operands.place(arg) for name, arg in named}
         scratch = body.arena_bytes, body.zeroed_bytes
         return cls(tuple(kernels), launches, *scratch, at, body.symmetric_bytes, found)
@@ -142,8 +138,11 @@ class _Body(msgspec.Struct):
     cubins: list[Natural]
     kernels: list[_KernelRow]
     launches: list[_LaunchRow]
-    places: dict[str, Arg] = {}
     symmetric_bytes: Natural = 0
+
+
+class _Whole(_Body):
+    places: dict[str, Arg] = {}
 
 
 _BY_OFFSET = ("arena", "zeroed", "symmetric")
@@ -167,64 +166,53 @@ class _Operands:
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self._sizes = sizes
-        self.known: dict[Arg, Operand] = {}
-        self._kinds: dict[Arg, str] = {}
+        self.known: dict[Arg, tuple[Operand, str]] = {}  # with its kind
         self._shapes: dict[tuple[Any, ...], Shape] = {}
 
     def record(self, row: _LaunchRow) -> LaunchRecord:
-        for arg in row.args:
-            if arg not in self.known:
-                self._find(arg)
-        args = tuple(map(self.known.__getitem__, row.args))
-        kinds = tuple(map(self._kinds.__getitem__, row.args))
+        known = self.known
+        found = [known.get(arg) or self._find(arg) for arg in row.args]
+        args, kinds = zip(*found, strict=True) if found else ((), ())
         key = (row.grid, row.block, kinds, row.shared, row.cluster, row.pdl)
         shape = self._shapes.get(key) or self._shapes.setdefault(key, Shape(*key))
         return LaunchRecord(row.node, row.kernel, shape, args, row.resident)
 
-    def _find(self, arg: Arg) -> Operand:
-        found = self.known[arg] = _operand(arg, self._sizes)
-        self._kinds[arg] = _kind(found)
+    def _find(self, arg: Arg) -> tuple[Operand, str]:
+        found = self.known[arg] = operand, _ = _operand(arg)
+        if isinstance(operand, MemoryOperand) and operand.kind in _BY_OFFSET:
+            first, size = operand.offset, self._sizes[operand.kind]
+            end = first + operand.nbytes
+            if not 0 <= first <= end <= size:
+                where = f"{first}:{end} of {size} bytes"
+                raise ValueError(f"an operand is at {where} of the {operand.kind} memory")
         return found
 
     def place(self, arg: Arg) -> MemoryOperand:
-        place = self.known.get(arg) or self._find(arg)
+        place, _ = self.known.get(arg) or self._find(arg)
         if not isinstance(place, MemoryOperand):
             raise ValueError(f"{arg!r} is not a memory operand")
         return place
 
 
-def _operand(arg: Sequence[Any], sizes: Mapping[str, int]) -> Operand:
-    if len(arg) == 2 and arg[0] in _BY_NAME and isinstance(arg[1], str):
-        return _named(str(arg[0]), arg[1])
+@lru_cache(1 << 16)  # most are the same in all buckets of an engine
+def _operand(arg: Arg) -> tuple[Operand, str]:
+    """The operand, and its kind as `Shape.kinds` has it."""
     match arg:
+        case [str(kind), str(name)] if kind in _BY_NAME:
+            return MemoryOperand(kind, name), "address"
         case [str(kind), offset, nbytes] if kind in _BY_OFFSET and _are_ints(offset, nbytes):
-            if not 0 <= offset <= offset + nbytes <= sizes[kind]:
-                where = f"{offset}:{offset + nbytes} of {sizes[kind]} bytes"
-                raise ValueError(f"an operand is at {where} of the {kind} memory")
-            return MemoryOperand(kind, "", offset, nbytes)
+            return MemoryOperand(kind, "", int(offset), int(nbytes)), "address"
         case ["peers"]:
-            return MemoryOperand(PEERS)
+            return MemoryOperand(PEERS), "address"
         case ["rank"]:
-            return RankOperand()
-        case [str(kind), value] if kind in _BITS and _are_ints(value):
+            return RankOperand(), "i32"
+        case [str(kind), int(value)] if kind in _BITS:
             if not -(1 << _BITS[kind] - 1) <= value < 1 << _BITS[kind] - 1:
                 raise ValueError(f"{value} is not of type {kind}")
-            return ScalarOperand(kind, value)
-        case ["f32", value] if type(value) in (int, float) and abs(value) <= MOST_F32:
-            return ScalarOperand("f32", value)
+            return ScalarOperand(kind, value), kind
+        case ["f32", int(value) | float(value)] if abs(value) <= MOST_F32:
+            return ScalarOperand("f32", value), "f32"
     raise ValueError(f"{arg!r} is not an operand")
-
-
-@lru_cache(1 << 16)
-def _named(kind: str, name: str) -> MemoryOperand:
-    """The same in all buckets of an engine."""
-    return MemoryOperand(kind, name)
-
-
-def _kind(arg: Operand) -> str:
-    if isinstance(arg, ScalarOperand):
-        return arg.kind
-    return "i32" if isinstance(arg, RankOperand) else "address"
 
 
 def _are_ints(*values: object) -> bool:

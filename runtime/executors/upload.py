@@ -31,7 +31,7 @@ PIECE = 8 << 20  # bytes copied at once
 MAX_LANES = 16  # threads that read; fewer saturate PCIe
 SPARE = 4  # pieces that are copied while every thread reads another one
 OWN_CORES = 2  # for the threads that open buckets and copy
-MOST_RECORDS = 64
+MOST_RECORDS = SPARE  # with one event; all at once, threads would wait for one another
 Check = Callable[[int, str], None]  # (chunk index, hex sha256); raises on a mismatch
 
 
@@ -100,23 +100,27 @@ class Upload:
         self._own.close()
 
     def _run(self) -> None:
-        """Copies pieces as they come, until the file is there."""
+        """Copies pieces as they come, until the file is there. Those that came together have one
+        event: for each call to the driver this thread waits for Python's lock."""
         self._gpu.use()
-        left, flying = self._size, deque[int]()  # slots that are being copied, in order
+        left, flying = self._size, deque[list[int]]()  # slots that are being copied, in order
         try:
             while left or flying:
                 if left and (not flying or select.select([self._ready], [], [], 0)[0]):
+                    flying.append([])
                     for slot, count, at, digest in self._pieces():
-                        flying.append(slot)
+                        flying[-1].append(slot)
                         self._copy(slot, count, at, digest)
                         left -= count
+                    self._gpu.record(self._copied[flying[-1][0]], self._stream)
                 else:
-                    self._gpu.wait_for(self._copied[flying[0]])
+                    self._gpu.wait_for(self._copied[flying[0][0]])
                     with suppress(BrokenPipeError):  # the process has read everything
-                        os.write(self._free, bytes([flying.popleft()]))
+                        os.write(self._free, bytes(flying.popleft()))
         finally:  # copies that are queued read the slots
-            for slot in flying:
-                self._gpu.wait_for(self._copied[slot])
+            if flying:
+                self._gpu.record(self._copied[0], self._stream)
+                self._gpu.wait_for(self._copied[0])
 
     def _pieces(self) -> Iterator[tuple[int, int, int, bytes]]:
         """The records of the pieces that are read; waits for one."""
@@ -134,6 +138,5 @@ class Upload:
         if end < min(at + PIECE, last):
             raise EngineError(f"{self._path} was truncated while it was read; rebuild the engine")
         self._gpu.upload(self.address + at, self._slots[slot, :count], self._stream)
-        self._gpu.record(self._copied[slot], self._stream)
         if end == last:
             self._check(index, digest.hex())

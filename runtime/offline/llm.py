@@ -27,8 +27,8 @@ from typing import Any, TypeAlias
 from spark_engine.device.choice import ORDER, VISIBLE, choose
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError, RequestError, SparkError
-from spark_engine.runtime.engine.engine import EngineOptions
-from spark_engine.runtime.engine.load import HOST_TARGETS
+from spark_engine.runtime.engine.detect import HOST_TARGETS
+from spark_engine.runtime.engine.options import EngineOptions
 from spark_engine.runtime.offline.answering import Take
 from spark_engine.runtime.offline.embedded import cache_folder, embedded_engine
 from spark_engine.runtime.offline.params import NOTHING, SamplingParams, encode

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -28,7 +28,9 @@ from spark_engine.errors import RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.text.parts import short
 from spark_engine.runtime.text.reply_formats import CallFormat, ReasoningFormat
-from spark_engine.runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # its library is not needed to read options
+    from spark_engine.runtime.text.tokenizer import Tokenizer
 
 UNLIMITED = -1
 # Tokens of thought at most; None leaves the limit to the server. `none` disables thinking.

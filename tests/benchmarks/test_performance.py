@@ -67,9 +67,3 @@ def test_rounds_of_drafts_are_shown_by_model_and_acceptance(
     assert "drafts right 80% / 70%" in text
     assert "| 8 | 6.00 (1.00) | 4.00 (2.00) | 2.80 (2.50) |" in text
     assert "Qwen3.6-35B-A3B" not in text and text.endswith("`x`")
-
-
-def test_a_command_is_shown_as_it_is_typed_today() -> None:
-    command = "python -m benchmarks.bench_decode e c --npl 1 --default-build"
-    today = "python -m benchmarks.time_step e c --rows 1 --build ''"
-    assert performance.command_of({"command": command}) == today

@@ -75,13 +75,6 @@ def test_a_limit_ends_a_stage_and_missing_gpus_skip_one(
     assert skipped.startswith("cards: needs 99 GPUs") and ended.startswith("slow: code 124, ")
 
 
-def test_a_name_or_a_key_that_is_not_known_is_refused(words: list[str]) -> None:
-    with pytest.raises(SystemExit, match="there is no stage third; there are first_a"):
-        run_table.main([*words, "--stages", "third"])
-    with pytest.raises(SystemExit, match="keys are command"):
-        run_table.rows_of({"stage": [{"name": "x", "command": "y", "limit": 1, "aim": 2}]}, "stage")
-
-
 def test_the_tables_commands_name_what_exists() -> None:
     data = run_table.tomllib.loads(run_table.TABLE.read_text())
     engines = run_table.rows_of(data, "engine")

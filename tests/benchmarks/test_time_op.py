@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -141,48 +140,3 @@ def test_declared_cases_are_timed_as_nodes() -> None:
         time_op.arguments(["nvfp4_linear", "--cases"]), H200))  # fmt: skip
     quantised = next(c for c in seeded(REGISTRY["nvfp4_linear"]) if c.bench)
     assert 1 in time_op.of_case(REGISTRY["nvfp4_linear"], quantised).work.cold, "its weights"
-
-
-def test_without_a_gpu_costs_and_floors_are_kept(
-    linears: list[time_op.Shape],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    asked: list[Any] = []
-
-    def shapes(*given: Any, **options: Any) -> list[time_op.Shape]:
-        asked.append((*given, options))
-        return linears[:1] if given[3] == {"nvfp4_linear"} else []
-
-    monkeypatch.setattr(time_op, "shapes", shapes)
-    out = tmp_path / "o.json"
-    words = ["nvfp4_linear", "--predict", "--card", "gb10", "--models", DENSE]
-    time_op.main([*words, "--at", "decode:1", "--context", "4096", "--out", str(out)])
-    options = {"mlp_activations": "auto", "draft_suffix": 0}
-    assert asked == [([DENSE], {"decode": (1,)}, GB10, {"nvfp4_linear"}, 0, 4096, options)]
-    kept = json.loads(out.read_text())
-    assert kept["machine"] == "NVIDIA GB10" and kept["predicted"]
-    (row,) = kept["rows"]
-    assert row["op"] == "nvfp4_linear" and row["floor_us"] > 0 and len(row["us"]) > 1
-    assert row["shape"].startswith(f"{DENSE} decode:1 ") and row["count"] == 64
-    time_op.main(["all_reduce", "--predict", "--tp", "2"])
-    assert asked[-1][-1] == {"tp": 2, **options}
-    assert "no node of these ops is in these buckets" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("fast", "there is no op fast"),
-        ("linear --at decode", "decode is neither FAMILY:ROWS"),
-        ("linear --models m", "m is no model: give a folder of configs, qwen36-27b,"),
-        ("linear --rounds 0", "at least 1"),
-    ],
-)
-def test_words_that_mean_nothing_are_refused(
-    words: str, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        time_op.arguments(words.split())
-    assert says in f"{caught.value} {capsys.readouterr().err}"

@@ -55,75 +55,12 @@ def test_the_command_line() -> None:
     assert not time_step.arguments([*places, "--build", "", "--tp", "2"]).default
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("--drawn", "belongs to --per-launch"),
-        ("--per-launch --host", "do not apply to --per-launch"),
-        ("--tp 2", "give --build as well"),
-        ("--against x", "--against is an option of the build"),
-        ("--build x --against y --per-launch", "leave --per-launch out"),
-        ("--drafts 1,many", "many is neither a number of drafts nor auto"),
-        ("--acceptance 0.5", "belongs to --drafts"),
-        ("--drafts 1 --acceptance 2", "a share between 0 and 1"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(
-    words: str, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        time_step.arguments(["e", "c", *words.split()])
-    assert says in capsys.readouterr().err
-
-
-def test_a_build_is_a_separate_process_with_the_given_options() -> None:
-    ran: list[tuple[list[str], bool]] = []
-
-    def run(words: list[str], check: bool) -> None:
-        ran.append((words[1:], check))
-
-    assert time_step.build(Path("c"), Path("e"), "--tp 2", run) >= 0
-    assert ran == [(["-P", "-m", "spark_engine.builder.cli", "c", "-o", "e", "--tp", "2"], True)]
-
-
-def test_two_builds_are_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    built: list[tuple[str, str]] = []
-
-    def build(config: Path, engine: Path, more: str) -> float:
-        built.append((engine.name, more))
-        return 1.0
-
-    def measured(args: Any, engine: Path, before: float, took: float) -> list[dict[str, Any]]:
-        assert args.out == (tmp_path / "out" if engine.name == "e" else None)
-        ms = 3.0 if engine.name == "e" else 4.0
-        return [ROW | {"k": 0}, *(ROW | {"k": 3, "step_ms": ms, "acceptance": a} for a in (1, 2))]
-
-    monkeypatch.setattr(time_step, "build", build)
-    monkeypatch.setattr(time_step, "measured", measured)
-    words = ["--build", "--drafts 3", "--against", "--draft-vocab 9"]
-    places = [str(tmp_path / "e"), "27b:nvfp4", "--out", str(tmp_path / "out")]
-    time_step.main([*places, *words])
-    assert built == [("e", "--drafts 3"), ("e-other", "--drafts 3 --draft-vocab 9")]
-    assert capsys.readouterr().out.splitlines() == [
-        "1 sequences of 4, k 0: 1.000 ms, against 1.000: 0.0% less",
-        "1 sequences of 4, k 3: 3.000 ms, against 4.000: 25.0% less",
-    ]
-
-
 def test_too_short_a_context_is_named() -> None:
     args = time_step.arguments(["e", "c", "--ctx", "100", "--steps", "10", "--drafts", "3"])
     need = 4 * (lockstep.WARM + 10) + lockstep.SPARE
     time_step.check_context(100 + need, args)
     with pytest.raises(SystemExit, match=f"--max-context {100 + need}"):
         time_step.check_context(99 + need, args)
-
-
-def test_vllms_row_for_the_same_state() -> None:
-    assert time_step.baseline("qwen36-27b", 128, "f32")["step_ms"] == 34.127
-    assert time_step.baseline("qwen36-35b-a3b", 128, "bf16")["step_ms"] == 15.189
-    assert time_step.baseline("qwen36-27b", 3, "f32") == {}
 
 
 def test_a_kept_token_takes_the_round_over_what_is_expected_to_be_kept() -> None:

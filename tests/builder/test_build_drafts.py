@@ -1,4 +1,4 @@
-"""Engines with drafts: what is fused, stored once and left out, and that they speak as without."""
+"""Engines with drafts: what is fused, stored once and left out."""
 
 from collections import Counter
 from pathlib import Path
@@ -13,10 +13,8 @@ from spark_engine.builder.graph.lower import facts_of, lower
 from spark_engine.builder.plan.options import Options, resolve
 from spark_engine.builder.report import BuildReport
 from spark_engine.errors import OptionError
-from spark_engine.manifest import Manifest
 from spark_engine.models.drafter import with_drafter
 from spark_engine.models.open_model import open_model
-from tests.builder.bucket_steps import SLOTS, Arrays, Engine
 from tests.checkpoint_files import FORMATS
 from tests.checkpoints import write_checkpoint
 from tests.models.drafters import write_drafter
@@ -161,89 +159,6 @@ def test_drafts_of_a_checkpoint_without_a_head(tmp_path: Path) -> None:
     assert made.manifest.limits.drafts == 0
     assert any("built without drafts" in note for note in made.notes)
     assert not any("built without drafts" in n for n in run(path, tmp_path / "e", drafts=0).notes)
-
-
-# ---- speech ---------------------------------------------------------------------------------
-
-
-def spoken(
-    manifest: Manifest, engine: Engine, tokens: int, counts: list[int], accepted: list[int]
-) -> list[list[int]]:
-    """What two sequences say, `tokens` each, in rounds of up to so many tokens, round after round;
-    without drafts one by one. `accepted` gets the tokens of each row of each round."""
-    rng, prompts = np.random.default_rng(3), []
-    for i, length in enumerate((70, 5)):
-        prompts.append(rng.integers(0, manifest.limits.vocab, length).astype(np.int32))
-        done = engine.run(engine.bucket("prefill"), prefill(engine, prompts[i], i))
-        prompts[i] = np.append(prompts[i], done["next_tokens"][(length - 1) // 64])
-    said = [[int(p[-1])] for p in prompts]
-    held, step = 0, 0
-    while min(map(len, said)) < tokens:
-        most = counts[step % len(counts)] if manifest.limits.drafts else 1
-        family = f"verify_k{manifest.limits.drafts}" if most > 1 else "decode"
-        bucket = engine.bucket(family)
-        live = 1 + min(most - 1, held)
-        steps = {"token_ids": np.full(bucket.tokens, -1, np.int32)}
-        steps |= {n: np.full(bucket.rows, v, np.int32) for n, v in (("slots", -1), ("starts", 0))}
-        steps |= {n: np.zeros(bucket.rows, np.int32) for n in ("counts", "emit")}
-        steps["rope_offsets"] = np.zeros((bucket.rows, 1), np.int32)
-        for row, slot in enumerate(SLOTS):
-            first = step == 0 or not manifest.limits.drafts
-            steps["slots"][row], steps["counts"][row], steps["emit"][row] = slot, live, 1
-            steps["starts"][row] = (70, 5)[row] + len(said[row]) - 1 if first else -1
-        done = engine.run(bucket, steps)
-        for row in range(2):
-            kept = int(done["accepted"][row]) if most > 1 else 1
-            accepted.append(kept)
-            said[row] += done["next_tokens"].reshape(bucket.rows, -1)[row, :kept].tolist()
-        held, step = (manifest.limits.drafts if most > 1 else 0), step + 1
-    return [words[:tokens] for words in said]
-
-
-def prefill(engine: Engine, prompt: np.ndarray, sequence: int) -> Arrays:
-    bucket = engine.bucket("prefill")
-    steps: Arrays = {n: np.zeros(bucket.rows, np.int32) for n in ("starts", "counts", "emit")}
-    steps["slots"] = np.full(bucket.rows, -1, np.int32)
-    steps["rope_offsets"] = np.zeros((bucket.rows, 3 * bucket.tile), np.int32)
-    steps |= {n: np.full(bucket.rows, -1, np.int32) for n in ("next_ids", "sources", "saves")}
-    steps["token_ids"] = np.zeros(bucket.tokens, np.int32)
-    steps["token_ids"][: len(prompt)] = prompt
-    for i in range(-(-len(prompt) // bucket.tile)):
-        at = i * bucket.tile
-        steps["slots"][i], steps["starts"][i] = SLOTS[sequence], at
-        steps["sources"][i] = SLOTS[sequence]
-        steps["counts"][i] = min(bucket.tile, len(prompt) - at)
-        last = at + bucket.tile >= len(prompt)
-        steps["emit"][i] = last
-        steps["next_ids"][i] = -1 if last else prompt[at + bucket.tile]
-    engine.tables["prompt_lens"][SLOTS[sequence]] = len(prompt)
-    return steps
-
-
-TWO = (10, 20)  # ids
-
-
-def opened(path: Path) -> Engine:
-    """Every sequence says one of two words, whichever is likelier now."""
-    engine = Engine(path)
-    engine.tables["sampling_f"][:, 0] = 1.0
-    engine.tables["bias_ids"][:, :2], engine.tables["bias_values"][:, :2] = TWO, 100.0
-    engine.tables["bias_until"].fill(1 << 30)
-    return engine
-
-
-@pytest.mark.parametrize("fuse", [True, False])
-def test_drafts_change_no_token(tmp_path: Path, checkpoint: Path, fuse: bool) -> None:
-    """Whatever the rounds are cut into, and whether or not their ends are accepted."""
-    plain = run(checkpoint, tmp_path / "plain", drafts=0, gdn_ring=8, fuse=fuse).manifest
-    words = spoken(plain, opened(tmp_path / "plain"), 30, [1], [])
-    assert all({*said} == {*TWO} for said in words)
-    wishes: dict[str, Any] = {"drafts": 3, "verify": ((3, 3),), "draft_vocab": TWO, "fuse": fuse}
-    made = run(checkpoint, tmp_path / "drafting", **wishes).manifest
-    for counts in ([4], [1], [4, 1, 2, 4, 4, 3]):
-        kept: list[int] = []
-        assert spoken(made, opened(tmp_path / "drafting"), 30, counts, kept) == words
-        assert len({*kept}) >= {1: 1, 4: 3}[max(counts)], "some drafts hold, and some do not"
 
 
 @pytest.mark.parametrize("dtype", ["checkpoint", "nvfp4", "fp8"])

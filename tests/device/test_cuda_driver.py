@@ -5,7 +5,6 @@ Items 4, 5 and 11 of the hazards.
 
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from cuda.bindings import driver as real  # noqa: E402
 
-from spark_engine.builder.native import gpu_timer  # noqa: E402
 from spark_engine.device import cuda_driver  # noqa: E402
 from spark_engine.device import gpu as device
 from spark_engine.device.resources import DeviceResources  # noqa: E402
@@ -112,20 +110,6 @@ def test_copies_within_a_device_are_one_call(monkeypatch: pytest.MonkeyPatch) ->
     assert {type(p) for p in (*to, *source)} == {real.CUdeviceptr} and stream is gpu.stream
     order = real.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
     assert [h.srcAccessOrder for h in how] == [order]
-
-
-@pytest.mark.parametrize("integrated", [0, 1])
-def test_the_builders_timer_asks_the_same(monkeypatch: pytest.MonkeyPatch, integrated: int) -> None:
-    use(monkeypatch, FakeDriver(1000, INTEGRATED=integrated))
-    bench = SimpleNamespace(
-        missing=lambda _: 2000, fill=lambda _: None, free=lambda: None, seconds=lambda _: 1.0
-    )
-    monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
-    timer: Any = object.__new__(gpu_timer.GpuTimer)
-    timer._say = print
-    timer._gpu = device.Gpu()
-    timer._functions = lambda *_: ([], [])
-    assert timer._measure(None, None, None) == (1.0 if integrated else None)
 
 
 @pytest.mark.parametrize(

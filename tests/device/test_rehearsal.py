@@ -253,9 +253,7 @@ def test_the_target_of_a_build() -> None:
             gpu_of(Options(target, rehearses=other))
 
 
-def test_tactics_are_the_others_unless_timing_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tactics_are_the_others_unless_timing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     made: Any = object.__new__(NativeBackend)
     made._target = SMALL
     monkeypatch.setattr(device, "present", lambda: SMALL)

@@ -30,7 +30,7 @@ from spark_engine.engine_file import read_manifest  # noqa: E402
 from spark_engine.errors import CapacityError  # noqa: E402
 from spark_engine.kernel import GB10, H200  # noqa: E402
 from spark_engine.runtime.engine import load as module  # noqa: E402
-from spark_engine.runtime.engine.capacity import check_capacity  # noqa: E402
+from spark_engine.runtime.engine.detect import check_capacity  # noqa: E402
 from spark_engine.runtime.executors import native, upload  # noqa: E402
 from spark_engine.runtime.executors.cache_size import SHARED, GpuMemory  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
@@ -204,34 +204,34 @@ def test_what_is_built_for_a_spark_leaves_the_host_its_part(gib: float) -> None:
     assert plan + KEPT + snapshots < device.OURS * TOTAL
 
 
-def test_the_builders_timer_counts_its_operands_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are made in the memory that they are timed in."""
-    bench = SimpleNamespace(
-        missing=lambda _: 600, fill=lambda _: None, free=lambda: None, seconds=lambda functions: 1.0
-    )
-    monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
+def _timer(monkeypatch: pytest.MonkeyPatch, **bench: Any) -> Any:
+    """The builder's timer, over what `bench` says of operands; it measures 1 s."""
+    given = {"fill": lambda _: None, "free": lambda: None, "seconds": lambda functions: 1.0}
+    made = SimpleNamespace(**given | {"work": None} | bench)
+    monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: made)
     timer: Any = object.__new__(gpu_timer.GpuTimer)
-    timer._say = print
-    timer._functions = lambda *_: ([], [])
-    for integrated, timed in ((1, None), (0, 1.0)):
-        _spark(monkeypatch, KEPT + 1000, INTEGRATED=integrated).free = 1000
-        timer._gpu = device.Gpu()
-        assert timer._measure(None, None, None) == timed
+    timer._say, timer._functions = print, lambda *_: []
+    return timer
 
 
-def test_the_builders_timer_leaves_the_host_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server has taken nearly all memory."""
-    bench = SimpleNamespace(
-        missing=lambda _: GIB, fill=lambda _: None, free=lambda: None, seconds=lambda functions: 1.0
-    )
-    monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
-    timer: Any = object.__new__(gpu_timer.GpuTimer)
-    timer._say = print
-    timer._functions = lambda *_: ([], [])
-    for free, timed in ((KEPT + 2 * GIB, None), (KEPT + 3 * GIB, 1.0)):
-        _spark(monkeypatch, free)
-        timer._gpu = device.Gpu()
-        assert timer._measure(None, None, None) == timed
+@pytest.mark.parametrize(
+    ("missing", "integrated", "available", "timed"),
+    [
+        (600, 1, KEPT + 1000, None),  # operands are made in the memory that they are timed in
+        (600, 0, KEPT + 1000, 1.0),
+        (2000, 0, KEPT + GIB, None),  # 1000 bytes of the GPU are free
+        (GIB, 1, KEPT + 2 * GIB, None),  # a server has taken nearly all
+        (GIB, 1, KEPT + 3 * GIB, 1.0),
+    ],
+)
+def test_the_builders_timer_counts_its_operands_twice_and_leaves_the_host_its_part(
+    monkeypatch: pytest.MonkeyPatch, missing: int, integrated: int, available: int,
+    timed: float | None,
+) -> None:  # fmt: skip
+    timer = _timer(monkeypatch, missing=lambda _: missing)
+    _spark(monkeypatch, available, INTEGRATED=integrated).free = 1000
+    timer._gpu = device.Gpu()
+    assert timer._measure(None, None, None) == timed
 
 
 def test_the_builders_timer_waits_for_an_engine_that_starts(
@@ -252,14 +252,8 @@ def test_the_builders_timer_waits_for_an_engine_that_starts(
         return 1.0
 
     found: list[bool] = []
-    bench = SimpleNamespace(
-        work=None, missing=lambda _: GIB, fill=seen, free=lambda: None, seconds=seen
-    )
-    monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
+    timer = _timer(monkeypatch, missing=lambda _: GIB, fill=seen, seconds=seen)
     monkeypatch.setattr(gpu_timer, "startup_lock", turn)
-    timer: Any = object.__new__(gpu_timer.GpuTimer)
-    timer._say = print
-    timer._functions = lambda *_: ([], [])
     for integrated, taken in ((1, [True, False]), (0, [False, False])):
         found.clear()
         _spark(monkeypatch, 50 * GIB, INTEGRATED=integrated).free = 50 * GIB
@@ -274,7 +268,7 @@ def test_the_builders_timer_says_how_many_times_it_did_not_get(
     monkeypatch.setattr(gpu_timer, "key_of", lambda *_: "key")
     timer: Any = object.__new__(gpu_timer.GpuTimer)
     timer._timings = SimpleNamespace(notes=["kept"], get=lambda key: None, put=lambda *_: None)
-    timer._lost = timer.measured = 0
+    timer._lost = 0
     plan: Any = SimpleNamespace(launches=(), symmetric=0)
     for found in (1.0, None, CapacityError("another program has been taking memory")):
 

@@ -12,6 +12,7 @@ from spark_engine.interface import Limits, Precision
 from spark_engine.models.build_network import Network, build_network
 from spark_engine.models.draft_options import DraftOptions
 from spark_engine.models.open_model import describe
+from spark_engine.models.weights.draft_weights import with_draft_dtype
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.tensors import DType
 from tests.checkpoints import text_config
@@ -153,6 +154,16 @@ def test_weights_of_families_are_one() -> None:
     for family in FAMILIES:
         for name, weight in _build(family).weights.items():
             assert known[name] == weight
+
+
+def test_families_share_what_reads_the_experts() -> None:
+    """Ten thousand recipes of a model are made once, also where the head is quantised."""
+    model = with_draft_dtype(describe(text_config(True, {"mtp_num_hidden_layers": 1})), "nvfp4")
+    built = [build_network(model, f, LIMITS, BF16, draft=DraftOptions("nvfp4")) for f in FAMILIES]
+    recipes = [{id(weight.recipe) for weight in network.weights.values()} for network in built]
+    experts = {id(recipe) for of in model.of_experts.values() for recipe in of.values()}
+    assert len(model.of_experts) == len(model.config.layers) + 1, "one for each MLP"
+    assert set.intersection(experts, *recipes)
 
 
 @pytest.mark.parametrize("name", nvidia_configs.MODELS)

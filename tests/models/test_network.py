@@ -19,7 +19,7 @@ from spark_engine.models.open_model import describe, open_model
 from spark_engine.models.weights import recipes
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.tensors import DType, TensorSpec
-from tests.checkpoint_files import FORMATS, write_shards
+from tests.checkpoint_files import write_shards
 from tests.checkpoints import text_config, write_checkpoint
 from tests.models import nvidia_configs
 
@@ -110,24 +110,6 @@ def test_families_differ_in_tile_and_recurrence_only(tmp_path: Path) -> None:
     assert [swap.get(n.op, n.op) for n in decode.graph.nodes] == [n.op for n in prefill.graph.nodes]
     assert decode.weights == prefill.weights
     assert {n.attrs["tile"] for n in prefill.graph.nodes if "tile" in n.attrs} == {64}
-
-
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("moe", [False, True])
-def test_every_format_lowers(tmp_path: Path, format: str, moe: bool) -> None:
-    model = _made(tmp_path, format, moe=moe)
-    network = _build(model, "prefill", BF16, debug=True)
-    assert model.checkpoint is not None
-    for weight in network.weights.values():
-        value = weight.evaluate(model.checkpoint)
-        assert (value.shape, value.dtype) == (weight.spec.shape, weight.spec.dtype.numpy)
-    names = [t.name for n in network.graph.nodes for t in n.outputs]
-    assert len(set(names)) == len(names)
-    if moe:
-        node = _node(network, "layers.0.mlp.routed")
-        want = model.table["layers.0.mlp.experts"].value
-        want = {"plain": "dense", "int4_g32": "int4"}.get(want, want)
-        assert node.attrs["format"] == want
 
 
 def test_equal_input_scales_share_a_quantiser(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Model type qwen3_next: fused projections in every format, and the tokens of transformers."""
 
-import importlib.util
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,26 +8,19 @@ import numpy as np
 import pytest
 
 from benchmarks.published import config_of
-from spark_engine.builder.build import build
-from spark_engine.builder.plan.options import Options
 from spark_engine.errors import CheckpointError
 from spark_engine.interface import Limits, Precision
 from spark_engine.models.build_network import build_network
-from spark_engine.models.checkpoint.files import open_checkpoint
 from spark_engine.models.config.model_config import FULL, LINEAR
 from spark_engine.models.families.registry import read_config
 from spark_engine.models.open_model import describe, open_model, with_ranks
 from spark_engine.models.weights.shards import of_rank
 from spark_engine.models.weights.stored_model import Model
-from spark_engine.runtime.engine.engine import Engine, EngineOptions
-from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.tensors import DType
-from tests.checkpoint_files import write_shards
 from tests.models import next_configs, next_files
 from tests.models.test_synthetic import drawn_of
 
 BF16 = Precision(DType.BF16, DType.BF16, DType.F32)
-VOCAB = 512
 # (format, of the draft head, ranks)
 FILES = (
     ("bf16", "", 1),
@@ -71,61 +62,6 @@ def test_the_network_is_that_of_four_projections(
     for family in ("verify_k2", "prefill"):
         found, want = (list(_network(m, family, ranks)) for m in (model, open_model(twin)))
         assert found == want
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A file that transformers saved, with the draft head that it leaves out; and its model."""
-    if not all(importlib.util.find_spec(m) for m in ("torch", "transformers")):
-        pytest.skip("the oracle extra is not installed")
-    import torch
-    import transformers
-
-    torch.set_num_threads(1)
-    fused = next_files.write(tmp_path_factory.mktemp("model"), "f32")[1]
-    load = transformers.Qwen3NextForCausalLM.from_pretrained
-    loading = {"dtype": torch.float32, "attn_implementation": "eager", "output_loading_info": True}
-    model, report = load(fused, **loading)
-    assert not report["missing_keys"] and not report["mismatched_keys"]
-    folder = fused.with_name("saved")
-    model.eval().save_pretrained(folder)
-    assert "hold no tensor of the draft head" in open_model(folder).draft_note
-    opened, head = open_checkpoint(folder), open_checkpoint(fused)
-    tensors = {name: np.array(opened.read(name)) for name in opened.tensors}
-    tensors |= {n: np.array(head.read(n)) for n in head.tensors if n.startswith("mtp.")}
-    write_shards(folder, tensors, 1)
-    return folder, model
-
-
-def test_tokens_are_those_of_transformers(saved: tuple[Path, Any], tmp_path: Path) -> None:
-    """With drafts; the second and third prompt begin as one that is cached."""
-    import torch
-
-    folder, model = saved
-    config = json.loads((folder / "config.json").read_text())
-    assert config["rope_parameters"] and "mtp_num_hidden_layers" not in config
-    sizes = {"decode": (1,), "prefill": (64, 256), "max_seqs": 2, "max_context": 384}
-    build(folder, tmp_path / "engine", Options(**sizes, drafts=2), lambda text: None)
-    engine = Engine.open(tmp_path / "engine", EngineOptions(drafts=2, fixed_drafts=True))
-    rng = np.random.default_rng(5)
-    stem, *ends = ([int(i) for i in rng.integers(0, VOCAB, n)] for n in (200, 1, 30, 90))
-    greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    cached = []
-    for end in ends:
-        prompt = [*stem, *end]
-        engine.submit(Request(tuple(prompt), greedy))
-        events = []
-        while not engine.idle:
-            events += engine.step()
-        cached.append(events[-1].cached)
-        made = [e.token for e in events if e.token is not None]
-        with torch.no_grad():
-            logits = model(torch.tensor([[*prompt, *made[:-1]]])).logits[0, len(prompt) - 1 :]
-        assert made == logits.argmax(-1).tolist() and len(made) == 40
-    rounds = engine.stats()["rounds_by_k"]
-    engine.close()
-    assert cached[0] == 0 and min(cached[1:]) >= 128
-    assert isinstance(rounds, dict) and rounds[2] > 50
 
 
 def test_the_published_file_has_these_tensors() -> None:

@@ -25,11 +25,7 @@ from tests.published.networks import module_of
 IMAGE_ID, GENERATED = 500, 6
 # images (start, rows, columns) of a prompt of so many tokens: one that a tile's end cuts, two next
 # to each other, one at both ends
-PROMPTS = {
-    120: ((55, 3, 5), (90, 4, 2)),
-    70: ((3, 2, 3), (10, 5, 1)),
-    21: ((0, 1, 4), (11, 2, 5)),
-}
+PROMPTS = {120: ((55, 3, 5), (90, 4, 2)), 70: ((3, 2, 3), (10, 5, 1)), 21: ((0, 1, 4), (11, 2, 5))}
 
 
 def image(start: int, rows: int, columns: int) -> Image:

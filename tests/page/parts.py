@@ -272,10 +272,7 @@ FORMULA = """async (text) => {
             [["CODE", "\\frac{a", None], ["CODE", "\\undefined{b}", None]],
         ),
         ("$\\href{javascript:alert(1)}{x}$", [["CODE", "\\href{javascript:alert(1)}{x}", None]]),
-        (
-            "$\\def\\a{\\a\\a}\\a$",
-            [["CODE", "\\def\\a{\\a\\a}\\a", None]],
-        ),
+        ("$\\def\\a{\\a\\a}\\a$", [["CODE", "\\def\\a{\\a\\a}\\a", None]]),
     ],
     ids=["inline", "block", "matrix", "no formula", "not understood", "link", "endless"],
 )

@@ -46,10 +46,7 @@ def test_live_plots_follow_the_server(page: Any, url: str) -> None:
 
 
 def test_plots_of_what_an_engine_has_not_are_left_out(page: Any) -> None:
-    page.route(
-        "**/page/live",
-        lambda route: route.fulfill(json={"running": 3}),
-    )
+    page.route("**/page/live", lambda route: route.fulfill(json={"running": 3}))
     page.click("[data-view=live]")
     until(page, lambda: _title(page, "Requests").locator("b").first.inner_text() == "3")
     assert not _title(page, "Drafts accepted").is_visible()
@@ -73,8 +70,7 @@ def test_numbers_are_read_only_while_the_page_is_visible(page: Any) -> None:
 def test_a_server_that_fails_is_said_in_the_live_view_and_at_the_top(page: Any) -> None:
     page.route("**/page/live", lambda route: route.abort())
     page.route(
-        "**/health",
-        lambda route: route.fulfill(status=503, json={"reason": "the engine died"}),
+        "**/health", lambda route: route.fulfill(status=503, json={"reason": "the engine died"})
     )
     page.click("[data-view=live]")
     page.wait_for_selector("#live :text('does not answer')")
@@ -118,12 +114,7 @@ def test_the_engines_report(page: Any) -> None:
     page.wait_for_selector("#engine h1:text('made')")
     words = re.sub(r"\s+", " ", page.inner_text("#engine"))
     for part in (
-        *(
-            "sm_90a (native), h200",
-            "Weights 3.00 GiB 75.0 %",
-            "Total 4.00 GiB",
-            "up to 3 a round",
-        ),
+        *("sm_90a (native), h200", "Weights 3.00 GiB 75.0 %", "Total 4.00 GiB", "up to 3 a round"),
         *("decode_b1 1 1 1.23 ms 2.00 KiB 100 B", "layers.mlp.up nvfp4 64 128", "norm_quant 16 8"),
         *("1.00 GiB, 7 states", "temperature 0.6", "abcdef0123456789", "Fusions refused (1)"),
     ):

@@ -76,6 +76,24 @@ def _several_dtypes(written: Written) -> None:
         w[: len(w) // 2] = w[: len(w) // 2].astype(np.float16)
 
 
+def _columns(written: Written) -> None:
+    for name in [n for n in written.tensors if n.endswith("weight_scale")]:
+        written.tensors[name] = written.tensors[name].reshape(-1, 1)
+
+
+def _one_scale(written: Written) -> None:
+    for name in [n for n in written.tensors if n.endswith("weight_scale")]:
+        weight, scale = name.removesuffix("_scale"), written.tensors[name].max()
+        written.tensors[name] = np.asarray(scale).astype(BF16)
+        wide = written.tensors[weight].astype(np.float32)
+        written.values[weight] = wide * written.tensors[name].astype(np.float32)
+
+
+def _inverse(written: Written) -> None:
+    for name in [n for n in written.tensors if n.endswith("weight_scale")]:
+        written.tensors[f"{name}_inv"] = written.tensors.pop(name)[:, 0, :, 0]
+
+
 def _cache_alone(written: Written) -> None:
     inner = {"quant_algo": None, "kv_cache_quant_algo": "FP8"}
     written.others["hf_quant_config.json"] = {"quantization": inner}
@@ -139,6 +157,9 @@ BUILDS: dict[str, Odd] = {
     "scales [1, 1] of tensors": Odd(
         "CT FP8 static", damage.changed("_scale", lambda scale: scale.reshape(1, 1))
     ),
+    "scales [N, 1] of channels": Odd("ModelOpt FP8 per channel", _columns),
+    "one bf16 scale for all channels": Odd("ModelOpt FP8 per channel", _one_scale),
+    "weight_scale_inv of blocks": Odd("ModelOpt FP8_PB_WO", _inverse),
     "cache scales in vLLM's names": Odd(
         "ModelOpt FP8, FP8 cache", damage.renamed("k_proj.k_scale", "attn.k_scale")
     ),

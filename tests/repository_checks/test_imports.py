@@ -144,11 +144,7 @@ FOLDERS = {
         "process": {"engine_client", "operation", "prompts", "service", "page", "http"},
         "": set(),
     },
-    "runtime/cli": {
-        "options": set(),
-        "terminal": {"options"},
-        "": {"options", "terminal"},
-    },
+    "runtime/cli": {"options": set(), "terminal": {"options"}, "": {"options", "terminal"}},
     "check": {
         "verdicts": set(),
         "engines": {"verdicts"},
@@ -181,10 +177,7 @@ ONE_FILE = {
         "check/nodes/operators.py",
         "check/engines/reference.py",
     },
-    "cuda": {
-        "device/cuda_driver.py",
-        "builder/native/nvrtc.py",
-    },
+    "cuda": {"device/cuda_driver.py", "builder/native/nvrtc.py"},
     "tensorrt_rtx": {"device/trt_library.py"},
     "aiohttp": {"bench/client.py", "runtime/replicas/upstream.py"},
     "ray": {"runtime/replicas/ray_serve.py"},

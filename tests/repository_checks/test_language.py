@@ -13,6 +13,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -181,17 +182,22 @@ def _places(path: Path) -> list[tuple[int, str]]:
 def _names(text: str, suffix: str, product: bool = True) -> Iterator[Block]:
     """(line, identifier) of each banned identifier of a source, once a line."""
     if suffix == ".py":
+        if not any(_is_banned(name, product) for name in {*_NAME.findall(text)}):
+            return  # most files; reading Python takes long
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
         found = [(t.start[0], t.string) for t in tokens if t.type == tokenize.NAME]
     else:
         code = _STARS.sub(lambda match: "\n" * match[0].count("\n"), text)
         lines = enumerate(_SLASHES.sub("", code).split("\n"), 1)
         found = [(at, name) for at, line in lines for name in _NAME.findall(line)]
-    for at, name in sorted(set(found)):
-        words = " ".join(_NAME_WORDS.findall(name))
-        banned = _WORDS.search(words) or _WHO.search(words)
-        if banned or (product and _NAMES_ONLY.search(words)):
-            yield at, name
+    yield from (one for one in sorted(set(found)) if _is_banned(one[1], product))
+
+
+@cache
+def _is_banned(name: str, product: bool) -> bool:
+    words = " ".join(_NAME_WORDS.findall(name))
+    banned = _WORDS.search(words) or _WHO.search(words)
+    return bool(banned or (product and _NAMES_ONLY.search(words)))
 
 
 def _folder(path: Path) -> str:

@@ -7,10 +7,8 @@ import email
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -21,6 +19,7 @@ import yaml
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.server.process.open_service import worker_command
 from tests.repository import PACKAGES, ROOT, files
+from tests.repository_checks.clean_install import bare_environment, clone_into, pip_into
 
 TOOLS = (
     "spark-replicas",
@@ -88,9 +87,7 @@ def _modules() -> list[str]:
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tracked files, as in the working tree, in another folder."""
     target = tmp_path_factory.mktemp("clone")
-    for path in files(tracked_only=True):
-        (target / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / path, target / path)
+    clone_into(target)
     return target
 
 
@@ -106,29 +103,15 @@ def dist(clone: Path) -> Path:
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A venv that sees this interpreter's dependencies, but no installation of the project."""
     venv = tmp_path_factory.mktemp("venv")
-    _run(sys.executable, "-m", "venv", "--without-pip", venv)
-    here = Path(sysconfig.get_path("purelib"))
-    dependencies = venv / "dependencies"
-    dependencies.mkdir()
-    for entry in here.iterdir():
-        if not entry.name.startswith(("__editable__", "spark_engine")) and entry.suffix != ".pth":
-            (dependencies / entry.name).symlink_to(entry)
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    (venv / "lib" / version / "site-packages" / "dependencies.pth").write_text(f"{dependencies}\n")
+    bare_environment(venv)
     return venv
-
-
-def _install(venv: Path, *what: str | Path) -> None:
-    python = ("--python", venv / "bin" / "python")
-    quiet = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation")
-    _run(sys.executable, "-m", "pip", *python, "install", *quiet, "--force-reinstall", *what)
 
 
 @pytest.fixture(scope="module")
 def wheel_installed(dist: Path, bare: Path) -> Path:
     """The venv with the wheel; the last test of this file installs something else there."""
     (wheel,) = dist.glob("*.whl")
-    _install(bare, wheel)
+    _run(*pip_into(bare), wheel)
     return bare
 
 
@@ -204,7 +187,7 @@ def test_the_engine_process_of_a_wheel_starts_in_the_root_of_a_clone(
 
 
 def test_an_editable_install_works(clone: Path, bare: Path, tmp_path: Path) -> None:
-    _install(bare, "-e", clone)
+    _run(*pip_into(bare), "-e", clone)
     assert Path(_works(bare, tmp_path, "spark-run")) == clone / "spark_engine"
     code = "from spark_engine.runtime.server.operation.release import release; print(*release())"
     assert _run(bare / "bin" / "python", "-c", code, cwd=str(tmp_path)).strip() == "version"

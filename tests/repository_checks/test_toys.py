@@ -76,15 +76,3 @@ def test_a_toy_is_added_in_few_files(path: Path, copy: Copy) -> None:
     with copy.changed(texts):
         answer = copy.run(toy.run, TIMEOUT, first_only=False)
     assert answer["code"] == 0 and "passed" in answer["outcomes"].values(), answer["log"][-4000:]
-
-
-def test_a_toy_that_no_longer_fits_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("one\ntwo\n")
-    good = Toy("op", 2, ("t.py",), {"b.py": "new\n"}, (Edit("a.py", "two", "three"),))
-    assert good.texts(tmp_path) == {"b.py": "new\n", "a.py": "one\nthree\n"}
-    (tmp_path / "a.py").write_text("two\ntwo\n")
-    with pytest.raises(ValueError, match="op: a.py holds 2 of 'two', not one"):
-        good.texts(tmp_path)
-    (tmp_path / "b.py").write_text("old\n")
-    with pytest.raises(ValueError, match="'b.py'. are there already"):
-        good.texts(tmp_path)

@@ -267,13 +267,7 @@ class FakeExecutor:
         self._count(b, slot, start, ids)
 
     def _append(
-        self,
-        b: Mapping[str, Array],
-        name: str,
-        slot: int,
-        start: int,
-        ids: list[int],
-        turns: Array,
+        self, b: Mapping[str, Array], name: str, slot: int, start: int, ids: list[int], turns: Array
     ) -> None:
         at = np.arange(start, start + len(ids))
         b[name][self._places(b, slot, at)] = np.stack([ids, at + turns[: len(ids)]], 1)

@@ -65,9 +65,7 @@ def train() -> str:
     )
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     backend.train_from_iterator(TEXT, trainer)
     backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])

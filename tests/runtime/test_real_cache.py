@@ -5,20 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_engine.builder.build import build
-from spark_engine.builder.plan.options import Options
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
-from spark_engine.runtime.engine.load import Loaded, load
+from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.engine.policy.pacing import LATENCY, THROUGHPUT
 from spark_engine.runtime.engine.request import Event, Request, SamplingParams
-from spark_engine.runtime.text.chat import ChatTemplate
-from spark_engine.runtime.text.tokenizer import Tokenizer
-from spark_engine.runtime.text.turns import Turns
-from tests.repository import ROOT
 from tests.runtime.engine.invariants import check_idle
+from tests.runtime.generated import tried
 from tests.runtime.random_engines import (
     OPTIONS,
     VOCAB,
@@ -34,7 +29,6 @@ from tests.runtime.random_engines import (
 
 KINDS = (("f32", False), ("modelopt_mixed", True))
 DRAFTS = 2
-TINY = ROOT / "models" / "tiny" / "checkpoint"
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind[0])
@@ -58,14 +52,7 @@ def shared(rng: random.Random, count: int) -> list[Request]:
     return made
 
 
-@settings(
-    max_examples=settings().max_examples // 20,  # 5; 50 in `make soak`
-    derandomize=True,
-    deadline=None,
-    database=None,
-    phases=(Phase.generate,),
-    suppress_health_check=list(HealthCheck),
-)
+@tried(1 / 20, shrink=False)
 @given(
     seed=st.integers(0, 2**32),
     depth=st.integers(0, 1),
@@ -141,110 +128,3 @@ def test_a_restart_resumes_from_the_folder(loaded: Loaded, tmp_path: Path) -> No
         assert bool(engine._disk.reader.read) == bool(life)
         longer = [(*r.prompt, *(rng.randrange(VOCAB) for _ in range(9))) for r in requests]
         requests = [replace(r, prompt=p) for r, p in zip(requests, longer, strict=True)]
-
-
-# ---- the embedded model ------------------------------------------------------------------------
-
-TOOL = {"name": "weather", "description": "What the weather is like there.", "parameters": {}}
-SYSTEM = "You help people who travel. Use the tools and answer in one sentence. " * 3
-RESULT = (
-    "<|im_start|>user\n<tool_response>\nIt is {} degrees in town {}.\n</tool_response><|im_end|>\n"
-)
-ASK = "<|im_start|>assistant\n<think>\n"
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    folder = tmp_path_factory.mktemp("tiny") / "engine"
-    sizes = Options(decode=(2,), prefill=(64,), max_seqs=2, max_context=2048, kv_tokens=8192)
-    build(TINY, folder, sizes, lambda text: None)
-    return load(folder, threads=1)
-
-
-class Agent:
-    """A chat with tools, of which each turn adds a tool's result."""
-
-    def __init__(self, question: str) -> None:
-        template = ChatTemplate.load(TINY)
-        assert template
-        self.tokenizer = Tokenizer.load(TINY)
-        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-        tools = [{"type": "function", "function": TOOL}]
-        self.ids = self.tokenizer.encode(template.render(messages, tools))
-        self.turns = Turns(self.tokenizer)
-
-    def request(self) -> Request:
-        params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-        return Request(tuple(self.ids), params, marks=self.turns.marks(self.ids))
-
-    def answered(self, tokens: list[int], turn: int) -> int:
-        """Takes the answer and the tool's result; how many tokens that is without the answer."""
-        more = "<|im_end|>\n" + RESULT.format(10 + turn, turn) + ASK
-        new = self.tokenizer.encode(more)
-        self.ids += [*tokens, *new]
-        return len(new)
-
-
-def answer(engine: Engine, request: Request) -> tuple[list[int], int, int]:
-    """Its tokens, how many of its prompt were computed, and how many were not."""
-    before = engine.stats()["prefilled"]
-    engine.submit(request)
-    events: list[Event] = []
-    while not engine.idle:
-        events += engine.step()
-        poison(engine)
-    computed = engine.stats()["prefilled"] - before  # type: ignore[operator]
-    return [e.token for e in events if e.token is not None], computed, events[-1].cached
-
-
-@pytest.mark.parametrize("invariant", [False, True])
-def test_ten_turns_of_an_agent_compute_only_what_is_new(tiny: Loaded, invariant: bool) -> None:
-    """All of the turn before is taken over; if invariant all before the answer, bit for bit.
-
-    The model's weights are in four bits and so are its activations: what was generated is rounded
-    otherwise than what is prefilled.
-    """
-    engine, agent = Engine(replace(tiny, invariant=invariant)), Agent("How warm is it?")
-    cold = Engine(tiny, EngineOptions(cache_bytes=0))
-    new = total = asked = 0
-    for turn in range(10):
-        request = agent.request()
-        tokens, computed, cached = answer(engine, request)
-        if invariant and turn % 4 == 1:
-            assert tokens == answer(cold, request)[0]
-        assert computed + cached == len(request.prompt)
-        if turn and not invariant:
-            assert computed == new + 1, "the answer's last token was never fed"
-        elif turn:
-            assert computed < new + len(tokens) + 64 + 8, "from the grid before the answer"
-        total, asked = total + computed, asked + len(request.prompt)
-        new = agent.answered(tokens, turn)
-    assert total < asked / 4
-
-
-def test_two_agents_share_system_and_tools_from_their_first_turn(tiny: Loaded) -> None:
-    agents = [Agent("How warm is it in Rome?"), Agent("Is it colder in Oslo than in Bergen?")]
-    requests = [agent.request() for agent in agents]
-    mark = requests[0].marks[0]
-    assert requests[0].prompt[:mark] == requests[1].prompt[:mark] and mark > 128
-    for together in (False, True):
-        engine = Engine(tiny)
-        events: dict[int, list[Event]] = {}
-        for request in requests:
-            number = engine.submit(request)
-            events[number] = []
-            while not (together or engine.idle):
-                events[number] += engine.step()
-        while not engine.idle:
-            for event in engine.step():
-                events[event.request_id].append(event)
-        first, second = events.values()
-        assert (first[-1].cached, second[-1].cached) == (0, mark - mark % 64)
-        assert [heard(e) for e in (first, second)] == run_solo(tiny, requests)
-
-
-def test_a_prompt_of_200_tokens_hits(tiny: Loaded) -> None:
-    engine, ids = Engine(tiny), [i * 7 % 4000 + 5 for i in range(200)]
-    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-    found = [answer(engine, Request((*ids, n), params))[1:] for n in (1, 2)]
-    assert found == [(201, 0), (9, 192)]

@@ -12,10 +12,7 @@ import pytest
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.engine.request import Event, Request, SamplingParams
-from tests.runtime.random_engines import (
-    OPTIONS,
-    load_random,
-)
+from tests.runtime.random_engines import OPTIONS, load_random
 
 DRAFTER = replace(
     OPTIONS, decode=(6,), prefill=(64,), max_seqs=6, verify=((6, 2), (6, 4)), drafts=4

@@ -12,7 +12,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_engine.builder.build import build
@@ -23,6 +23,7 @@ from spark_engine.runtime.engine.policy.pacing import LATENCY, THROUGHPUT
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from tests.runtime.engine import automaton
 from tests.runtime.engine.invariants import check_idle
+from tests.runtime.generated import tried
 from tests.runtime.random_engines import (
     OPTIONS,
     VOCAB,
@@ -63,14 +64,7 @@ def test_sixty_four_prompts_in_one_engine_equal_their_solo_runs(loaded: Loaded) 
         assert heard(together) == alone
 
 
-@settings(
-    max_examples=settings().max_examples // 10,  # 10; 100 in `make soak`
-    derandomize=True,
-    deadline=None,
-    database=None,
-    phases=(Phase.generate,),  # a smaller example costs more than it tells
-    suppress_health_check=list(HealthCheck),
-)
+@tried(1 / 10, shrink=False)
 @given(seed=st.integers(0, 2**32), depth=st.integers(0, 1), swap=st.booleans(), few=st.booleans())
 def test_traces_equal_solo_runs(
     loaded: Loaded, seed: int, depth: int, swap: bool, few: bool
@@ -81,9 +75,7 @@ def test_traces_equal_solo_runs(
     exact = swap or quantised(loaded)
     limits = replace(loaded.limits, pages=4 if few else 20, max_seqs=6)
     options = EngineOptions(
-        policy=THROUGHPUT if seed % 2 else LATENCY,
-        depth=depth,
-        swap_bytes=1 << 30 if exact else 0,
+        policy=THROUGHPUT if seed % 2 else LATENCY, depth=depth, swap_bytes=1 << 30 if exact else 0
     )
     engine, rng = Engine(replace(loaded, limits=limits), options), random.Random(seed)
     requests = [
@@ -295,14 +287,7 @@ class Foresight:
                 states["drafts"][seq.slot] = wrong
 
 
-@settings(
-    max_examples=settings().max_examples // 16,  # 6; 62 in `make soak`
-    derandomize=True,
-    deadline=None,
-    database=None,
-    phases=(Phase.generate,),
-    suppress_health_check=list(HealthCheck),
-)
+@tried(1 / 16, shrink=False)
 @given(seed=st.integers(0, 2**32), depth=st.integers(0, 1), swap=st.booleans(), few=st.booleans())
 def test_traces_of_rounds_of_drafts_equal_solo_runs_without(
     drafting: Loaded, seed: int, depth: int, swap: bool, few: bool
@@ -311,9 +296,7 @@ def test_traces_of_rounds_of_drafts_equal_solo_runs_without(
     exact, rng = swap or quantised(drafting), random.Random(seed)
     limits = replace(drafting.limits, pages=5 if few else 20, max_seqs=6)
     options = EngineOptions(
-        policy=THROUGHPUT if seed % 2 else LATENCY,
-        depth=depth,
-        swap_bytes=1 << 30 if exact else 0,
+        policy=THROUGHPUT if seed % 2 else LATENCY, depth=depth, swap_bytes=1 << 30 if exact else 0
     )
     engine = Engine(replace(drafting, limits=limits), options)
     engine.scheduler.depth.choose = lambda seqs, brisk=False: rng.randint(0, DRAFTS)  # type: ignore[method-assign]

@@ -19,16 +19,7 @@ from pathlib import Path
 
 from tests.clients import tower_model
 from tests.clients.run import VENVS
-from tests.soak.attacks import (
-    bodies,
-    connections,
-    faults,
-    front,
-    grammars,
-    images,
-    starts,
-    stored,
-)
+from tests.soak.attacks import bodies, connections, faults, front, grammars, images, starts, stored
 from tests.soak.attacks.attack import READ_S, TEXT, Attack, Attacker
 from tests.soak.attacks.processes import FRONT, How, Server, server
 from tests.soak.attacks.trial import HEAD, KEPT_MB, Row, kept, trial

@@ -274,6 +274,6 @@ async def watch(at: Clients, rng: random.Random) -> str:
 
 ClientSession = Callable[[Clients, random.Random], Awaitable[str]]
 SESSIONS: list[ClientSession] = [
-    *(answer, chat, stream, leave, slow, vanish, malformed, too_long, watch),
+    *(answer, chat, stream, leave, slow, vanish, malformed, too_long, watch)
 ]
 WEIGHTS = [24, 12, 20, 14, 6, 10, 8, 0.3, 3]

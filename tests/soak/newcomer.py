@@ -10,14 +10,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.repository import ROOT, files
+from tests.repository_checks.clean_install import bare_environment, clone_into, pip_into
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 FEW = ("--target", "cpu", "--decode", "1", "--prefill", "64", "--max-context", "256")
@@ -77,35 +76,13 @@ class Walk:
 def _install(home: Path) -> Path:
     """A venv that sees this interpreter's dependencies and holds our wheel."""
     clone, venv = home / "clone", home / "venv"
-    for path in files(tracked_only=True):
-        (clone / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / path, clone / path)
+    clone_into(clone)
+    bare_environment(venv)
     quiet = {"check": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    build = [
-        sys.executable,
-        "-m",
-        "build",
-        "--no-isolation",
-        "--wheel",
-        "-o",
-        str(home),
-        str(clone),
-    ]
+    build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "-o", home, clone]
     subprocess.run(build, **quiet)  # type: ignore[call-overload]
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    site = next((venv / "lib").glob("python*")) / "site-packages"
-    places = [p for p in (sysconfig.get_path("purelib"), *sys.path) if p and "-packages" in p]
-    dependencies = home / "dependencies"
-    dependencies.mkdir()
-    for place in dict.fromkeys(places):
-        for entry in Path(place).iterdir():
-            ours = entry.name.startswith(("__editable__", "spark_engine")) or entry.suffix == ".pth"
-            if not ours and not (dependencies / entry.name).exists():
-                (dependencies / entry.name).symlink_to(entry)
-    (site / "dependencies.pth").write_text(f"{dependencies}\n")
     (wheel,) = home.glob("*.whl")
-    pip = [sys.executable, "-m", "pip", "--python", str(venv / "bin" / "python"), "install"]
-    subprocess.run([*pip, "--quiet", "--no-deps", str(wheel)], **quiet)  # type: ignore[call-overload]
+    subprocess.run([*pip_into(venv), wheel], **quiet)  # type: ignore[call-overload]
     return venv
 
 

@@ -176,11 +176,10 @@ struct Stored {
 // `scale` is for e4m3 only.
 DEVICE Stored encode(const Head& h, float scale) {
   Stored s = {};
-  float reciprocal = KV_FP8 ? 1.0f / scale : 0.0f;
 #pragma unroll
   for (int e = 0; e < VEC; e++) {
     if constexpr (KV_FP8) {
-      float x = divide(h.x[e], scale, reciprocal) + 0.0f;  // −0 becomes +0
+      float x = divide(h.x[e], scale) + 0.0f;  // −0 becomes +0
       s.words[0] |= (u64)to_e4m3(x) << 8 * e;
     } else {
       s.words[e / 4] |= (u64)(u16)pack_bf16(h.x[e], 0.0f) << 16 * (e % 4);

@@ -1,7 +1,7 @@
 """Planner of `block_attention`: parts of the window share a row's kv head; the last to arrive
 merges them."""
 
-from spark_engine.kernel import Plan, Scratch
+from spark_engine.kernel import DECLARED, Plan, Scratch
 from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
     pages_macros,
     refuse_pages,
@@ -11,8 +11,7 @@ from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 
 CHUNK, MOST_PARTS = 128, 32  # positions of a part, at least; parts of a row's kv head
-MOST_QUERIES = 64  # of a kv head: a thread has a sum for each
-MOST_SHARED = 48 << 10
+MOST_TOKENS, MOST_QUERIES = 32, 256  # of a row; of a kv head: two warps have 16
 KERNEL = Kernel(
     "block_attention",
     "qkv q_norm k_norm inv_freq rope_offsets kv_scale k_pages v_pages page_table slots starts"
@@ -20,19 +19,20 @@ KERNEL = Kernel(
 )
 
 
-def _shared(node: Node) -> int:
-    """Bytes: queries, keys and values of 32 positions, weights."""
+def _keys(node: Node) -> int:
+    """Positions that a block has in shared memory at once, as many as fit; 0: none do."""
     s = sizes(node)
-    queries = s.group * s.tile
-    return queries * s.dim * 4 + 2 * 32 * (s.dim + 8) * 2 + 33 * queries * 4
+    queries, row = s.group * s.tile, 2 * (s.dim + 8)
+    known = -(-queries // 16) * 16 * row + 32 * 4 * queries
+    return next((n for n in (CHUNK, 64, 32) if known + 2 * n * row <= node.target.shared_bytes), 0)
 
 
 def _refuse(node: Node) -> str | None:
     s = sizes(node)
-    if s.group * s.tile > MOST_QUERIES:
-        return f"{s.group * s.tile} queries of a kv head; up to {MOST_QUERIES} are in registers"
-    if _shared(node) > MOST_SHARED:
-        return f"{_shared(node)} bytes of shared memory; a block has {MOST_SHARED}"
+    if s.tile > MOST_TOKENS or s.group * s.tile > MOST_QUERIES:
+        return f"{s.tile} tokens, {s.group * s.tile} queries of a kv head; a block has 32 and 256"
+    if not _keys(node):
+        return f"heads of {s.dim}: 32 keys and values are more than the shared memory of a block"
     return refuse_pages(node)
 
 
@@ -42,15 +42,16 @@ def _plan(node: Node) -> Plan:
     keys = min(window - 1, longest)
     chunk = CHUNK * max(1, -(-keys // (CHUNK * (MOST_PARTS - 1))))
     parts = -(-keys // chunk) + 1
-    threads = max(128, s.dim)
+    threads = 64 * -(-s.group * s.tile // 16)
     macros = {**pages_macros(node, s.heads), "TOKENS": s.tile, "WINDOW": window}
-    macros |= {"CHUNK": chunk, "THREADS": threads}
+    macros |= {"CHUNK": chunk, "KEYS": _keys(node)}
     groups = rows * s.kv_heads
     queries = groups * parts * s.group * s.tile
     arrived = Scratch(4 * groups, zeroed=True)
     node = node.with_scratch(sums=4 * queries * s.dim, stats=8 * queries, arrived=arrived)
     grid = (parts, s.kv_heads, rows)
-    return node.plan(KERNEL.launch(node, grid, threads, macros, longest=node.dim("MP")))
+    longest = node.dim("MP")
+    return node.plan(KERNEL.launch(node, grid, threads, macros, shared=DECLARED, longest=longest))
 
 
 def _cost(node: Node) -> float:
@@ -58,7 +59,7 @@ def _cost(node: Node) -> float:
     s, rows = sizes(node), node.dim("rows")
     keys = min(node.number("window"), node.dim("MP") * s.page)
     read = 2 * rows * keys * s.kv_heads * token_bytes(s) / (0.5 * node.target.bandwidth)
-    return 1.5e-5 + read
+    return 8e-6 + read
 
 
-CANDIDATES = (Candidate("parts", "attention/block_attention_fma.cu", _plan, _cost, _refuse),)
+CANDIDATES = (Candidate("parts", "attention/block_attention_mma.cu", _plan, _cost, _refuse),)

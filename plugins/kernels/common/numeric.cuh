@@ -167,12 +167,13 @@ DEVICE float silu(float x) { return x / (1.0f + expf(-x)); }
 DEVICE float fast_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 DEVICE float fast_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
-// x / by, rounded as a division, by the reciprocal 1 / by and one correction. A quotient beyond the
-// range of codes is not corrected; a reciprocal near infinity needs the division.
-DEVICE float divide(float x, float by, float reciprocal) {
-  if (!(fabsf(reciprocal) < 1e30f)) return x / by;
-  const float q = x * reciprocal;
-  return fabsf(q) < 1e4f ? fmaf(fmaf(-q, by, x), reciprocal, q) : q;
+// x / scale, rounded as a division, by the reciprocal and one correction. A quotient beyond the
+// range of codes is not corrected. No branch, or each value's code is apart: both sides of a scale
+// with a reciprocal near infinity become 2^96 times as large.
+DEVICE float divide(float x, float scale) {
+  const float lift = scale < 1e-30f ? 0x1p96f : 1.0f;
+  const float from = x * lift, by = scale * lift, reciprocal = 1.0f / by, q = from * reciprocal;
+  return fabsf(q) < 1e4f ? fmaf(fmaf(-q, by, from), reciprocal, q) : q;
 }
 // The code of x / scale without a division: scale has four significant bits, so thresholds times
 // scale are exact. One bit at a time: three comparisons instead of seven. `scale` is not 0.

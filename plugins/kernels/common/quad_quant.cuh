@@ -8,9 +8,8 @@
 
 // Four e4m3 codes of y / scale.
 DEVICE u32 codes4(const float (&y)[4], float scale) {
-  const float r = 1.f / scale;
-  return to_e4m3x2(divide(y[0], scale, r), divide(y[1], scale, r)) |
-         (u32)to_e4m3x2(divide(y[2], scale, r), divide(y[3], scale, r)) << 16;
+  return to_e4m3x2(divide(y[0], scale), divide(y[1], scale)) |
+         (u32)to_e4m3x2(divide(y[2], scale), divide(y[3], scale)) << 16;
 }
 
 // The copies of y, already rounded to the activations' type, at `column` of a row of WIDTH columns.

@@ -5,8 +5,9 @@
 // warp and a 16-wide one two lanes. All lanes of a warp call together.
 // Macros: K (columns a row; K % 8 = 0, nvfp4: 16), KEEP (1: y itself is stored), QUANT (0 none, 1
 // fp8, 2 fp8_block, 3 nvfp4, 4 fp8_token), COPIES (with a scale each; fp8_block and fp8_token have
-// none and one copy). Of fp8_token a block has whole rows, and asks for `token_scale` first; with
-// HALVES the codes of each 16 columns are those of 8, 0, 9, 1, … (K % 16 = 0).
+// none and one copy). Of fp8_token a block, or a cluster of PARTS blocks, has whole rows, and asks
+// for `token_scale` first; with HALVES the codes of each 16 columns are those of 8, 0, 9, 1, …
+// (K % 16 = 0).
 #pragma once
 #include "common/numeric.cuh"
 
@@ -39,11 +40,10 @@ DEVICE float largest(const float (&y)[8]) {
 }
 // Eight e4m3 codes of y / scale.
 DEVICE uint2 codes8(const float (&y)[8], float scale) {
-  const float r = 1.0f / scale;
   u32 pair[4];
 #pragma unroll
   for (int i = 0; i < 4; i++)
-    pair[i] = to_e4m3x2(divide(y[2 * i], scale, r), divide(y[2 * i + 1], scale, r));
+    pair[i] = to_e4m3x2(divide(y[2 * i], scale), divide(y[2 * i + 1], scale));
   return make_uint2(pair[0] | pair[1] << 16, pair[2] | pair[3] << 16);
 }
 
@@ -66,7 +66,8 @@ DEVICE void emit_fp8_block(const float (&y)[8], i64 row, int column, u8* q, floa
 }
 #if QUANT == 4
 // The scale of a row of which a thread has COUNT times eight columns: its largest, once rounded to
-// bf16, / 448. `warp_max`: a float a warp; the caller synchronises before it uses them again.
+// bf16, / 448. `warp_max`: a float a warp; the caller synchronises before it uses them again. With
+// PARTS they are in dynamic shared memory, one more, and the cluster meets before a block ends.
 template <int N_THREADS, int COUNT>
 DEVICE float token_scale(const float (&y)[COUNT][8], float* warp_max) {
   float top = 0.0f;
@@ -82,6 +83,14 @@ DEVICE float token_scale(const float (&y)[COUNT][8], float* warp_max) {
   __syncthreads();
 #pragma unroll
   for (int w = 0; w < N_THREADS / 32; w++) top = fmaxf(top, warp_max[w]);
+#if PARTS > 1
+  int* const mine = (int*)warp_max + N_THREADS / 32;
+  if (threadIdx.x == 0) *mine = (int)__float_as_uint(top);
+  cluster_meet();
+#pragma unroll
+  for (int b = 0; b < PARTS; b++)
+    top = fmaxf(top, __uint_as_float((u32)load_of_block((const int*)mine, b)));
+#endif
   return top == 0.0f ? 1.0f : top / 448.0f;
 }
 // Of y · root · w, which y becomes.

@@ -6,16 +6,27 @@
 #pragma once
 #include "common/numeric.cuh"
 
+// The scales of a lane's two of eight tokens.
+template <class Problem>
+DEVICE float2 token_scales(const Problem& p, int m0) {
+#ifdef BY_TOKEN
+  const int token = m0 + 2 * (lane_id() & 3);
+  return make_float2(token < p.m ? p.token_scales[token] : 0.0f,
+                     token + 1 < p.m ? p.token_scales[token + 1] : 0.0f);
+#else
+  return make_float2(1.0f, 1.0f);
+#endif
+}
+
 // s: the fragment of weight rows n0 … n0 + 15 and tokens m0 … m0 + 7, factors applied; `p` has m
-// and n. CHECKED: n is compared too.
+// and n. CHECKED: n is compared too. `tokens`: `token_scales`.
 template <bool CHECKED = RAGGED, class Problem>
-DEVICE void store_fragment(const Problem& p, void* y, int n0, int m0, const float (&sums)[4]) {
+DEVICE void store_fragment(const Problem& p, void* y, int n0, int m0, const float (&sums)[4],
+                           const float2& tokens) {
   const int g = lane_id() >> 2, t = lane_id() & 3;
 #ifdef BY_TOKEN
-  const int token = m0 + 2 * t;
-  const float first = token < p.m ? p.token_scales[token] : 0.0f;
-  const float second = token + 1 < p.m ? p.token_scales[token + 1] : 0.0f;
-  const float s[4] = {sums[0] * first, sums[1] * second, sums[2] * first, sums[3] * second};
+  const float s[4] = {sums[0] * tokens.x, sums[1] * tokens.y, sums[2] * tokens.x,
+                      sums[3] * tokens.y};
 #else
   const float (&s)[4] = sums;
 #endif

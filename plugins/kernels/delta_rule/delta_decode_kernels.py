@@ -27,11 +27,7 @@ EARLY = Early(begins=True, lets=True)
 DECODE = Kernel("gdn_decode", ARGS, early=EARLY)
 ROUND = Kernel("gdn_round", ARGS, source="delta_rule/delta_round_fma.cu", early=EARLY)
 COPIES = 2  # quantised copies that one launch writes at most
-ROUND_BLOCKS = {
-    16: 1,
-    8: 2,
-    4: 4,
-}  # by warps: of a multiprocessor, so that a round has 128 registers
+ROUND_WARPS = 16  # of a multiprocessor, so that a round has 128 registers
 RESERVED = 1024  # bytes of shared memory that a block takes in addition
 
 
@@ -86,9 +82,11 @@ class Problem:
     def _round(self, shape: HeadBlocks, heads: int, ages: int) -> int:
         """Bytes of `Round`."""
         ahead, values = self.drafts + self.tile, heads * self.value_dim
-        floats = (ages + ahead) * (values + self.key_dim + heads) + ahead * heads * self.ring
+        most = ages + ahead if shape.chunked else self.ring
+        floats = (ages + ahead) * (values + self.key_dim + heads) + ahead * heads * most
+        floats += 16 * self.key_dim * shape.chunked  # operands
         token = 2 * self.key_dim + values * (2 if self.fused else 1)
-        floats += self.tile * (token + 2 * heads * (-(-ages // 4) * 4 + 4))
+        floats += self.tile * (token + 2 * heads * (-(-(most - 1) // 4) * 4 + 4))
         return self._staged(shape) + 4 * floats + 256
 
     @staticmethod
@@ -119,6 +117,10 @@ def refuse(node: Node, shape: HeadBlocks) -> str | None:
     p, target = Problem.of(node), node.target
     if p.lanes not in (4, 8, 16, 32):
         return f"a row of {p.key_dim} {p.state} is no 4, 8, 16 or 32 lanes of 16 bytes"
+    if shape.chunked and not (p.fused and 2 < p.tile <= 4):
+        return f"{p.tile} tokens are no round of three or four of the fused op"
+    if shape.chunked and (p.state is not DType.F32 or p.ring + p.drafts + p.tile > 33):
+        return f"a {p.state} state with a ring of {p.ring} is not one in f32 of a warp's 32 entries"
     chunk = p.accesses * 32 // p.lanes
     if p.value_dim % max(chunk, 16):
         return f"{p.value_dim} value rows do not come in chunks of {max(chunk, 16)}"
@@ -167,12 +169,12 @@ def plan(node: Node, shape: HeadBlocks) -> Plan:
 
 
 def _macros(p: Problem, shape: HeadBlocks, node: Node) -> dict[str, float]:
+    most = ROUND_WARPS // shape.warps if p.drafts else shape.blocks
     resident = (node.target.shared_bytes + RESERVED) // (p.shared(shape) + RESERVED)
     return {
         "ACT_F32": p.single,
-        "BLOCKS": max(
-            1, min(shape.blocks, resident, ROUND_BLOCKS[shape.warps] if p.drafts else resident)
-        ),
+        "BLOCKS": max(1, min(shape.blocks, resident, most)),
+        "CHUNKED": shape.chunked,
         "COPIES": p.copies,
         "DRAFTS": p.drafts,
         "EPS": node.real("eps") if p.fused else 0.0,
@@ -206,17 +208,17 @@ def cost(node: Node, shape: HeadBlocks) -> float:
     over = 1.1 if shape.stages else 1.13
     if not shape.grouped and (p.ring or p.state.itemsize == 2):
         over += 0.2  # less to move behind each block's start and end
-    over += 0.15 * (p.tile - 1)
+    over += 0.15 * (p.tile - 1) + 0.05 * shape.chunked  # chosen by measured times alone
     return over * moved / (target.bandwidth * reached) + 4e-6
 
 
-def reduction_key(node: Node) -> str:
-    """All tactics sum in one order."""
-    return "one order"
+def reduction_key(node: Node, shape: HeadBlocks) -> str:
+    """All tactics sum in one order but for those of several tokens at once."""
+    return "tokens at once" if shape.chunked else "one order"
 
 
 def _recorded(node: Node) -> tuple[int, int] | None:
-    """Value heads and rows, of states in f32 with a ring; rounds of drafts as one token."""
+    """Value heads and rows, of states in f32 with a ring."""
     p = Problem.of(node)
     kept = p.ring and p.state is DType.F32 and p.key_dim == p.value_dim == 128
     return (p.key_heads * p.repeat, p.rows) if kept else None
@@ -229,7 +231,7 @@ def _candidate(shape: HeadBlocks, why: str = "") -> Candidate:
         partial(plan, shape=shape),
         partial(cost, shape=shape),
         partial(refuse, shape=shape),
-        reduction_key,
+        partial(reduction_key, shape=shape),
         why or shape.why,
         recorded=_recorded,
     )

@@ -14,7 +14,9 @@ constexpr int ROWS = G * VD;                   // value rows of this block
 constexpr int LANE_ROWS = (ROWS + 127) / 128;  // of them fours that a lane has
 constexpr int COLUMNS = TAPS + DRAFTS;         // of the convolution's state
 
-constexpr int AGES = (MAX_LAG + 3) / 4 * 4;
+// The most age of a record that a token's sums have: CHUNKED: no token of the round folds.
+constexpr int MOST_AGE = CHUNKED ? WINDOW - 1 : MAX_LAG;
+constexpr int AGES = (MOST_AGE + 3) / 4 * 4;
 // Of a token and value head: its query (or key) times the key of so much age, with its decay.
 // With those of the key: beta, and key times query.
 struct alignas(16) Products {
@@ -33,9 +35,12 @@ struct Round {
 #if FUSED
   float gate[TILE][ROWS];  // norm weight * silu(z)
 #endif
-  Products products[TILE][G][2];   // of the key, of the query
-  float g[G][WINDOW];              // logarithms of decays
-  float decay[AHEAD][G][RECORDS];  // over a position and the n before it
+  Products products[TILE][G][2];  // of the key, of the query
+#if CHUNKED
+  float operands[LANES / 4][2][32][EPL];  // of the keys and queries: delta_round_chunk.cuh
+#endif
+  float g[G][WINDOW];                   // logarithms of decays
+  float decay[AHEAD][G][MOST_AGE + 1];  // over a position and the n before it
 };
 
 // A row's slot's ring, its first position and tokens, what is stored.
@@ -122,6 +127,18 @@ DEVICE void make_rates(Round& s, const Place& p, const act* ba, const float* a_l
   }
 }
 
+#if CHUNKED
+// What tf32 has of x; it has as many bits again of the rest.
+DEVICE float tf32_part(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
+// A lane's elements of a key or query as column `n` of the right operand, in two parts.
+DEVICE void put_operand(Round& s, int n, const float (&x)[EPL], int lane) {
+  float high[EPL], low[EPL];
+#pragma unroll
+  for (int e = 0; e < EPL; e++) high[e] = tf32_part(x[e]), low[e] = x[e] - high[e];
+  put(s.operands[lane / 4][0][4 * n + lane % 4], high);
+  put(s.operands[lane / 4][1][4 * n + lane % 4], low);
+}
+#endif
 // A token's unit key and scaled unit query, their product, and the key's record.
 DEVICE void make_units(Round& s, const Place& p, int j, int head, int lane) {
   float k[EPL], q[EPL], kk = 0.f, qq = 0.f, dot = 0.f;
@@ -139,6 +156,9 @@ DEVICE void make_units(Round& s, const Place& p, int j, int head, int lane) {
   __syncwarp();
   if (lane < G) s.products[j][lane][0].dot = dot;
   if (lane >= LANES) return;
+#if CHUNKED
+  put_operand(s, 2 * j, k, lane), put_operand(s, 2 * j + 1, q, lane);
+#endif
   float* record = p.ring_out + record_at(p.start + j) + KEYS_AT + head / R * KD + at;
 #pragma unroll
   for (int e = 0; e < EPL; e += 4) {
@@ -149,15 +169,16 @@ DEVICE void make_units(Round& s, const Place& p, int j, int head, int lane) {
     if (head % R == 0) *(float4*)(record + e) = key;
   }
 }
-// Of the i-th position from `done`: the decay over it and the n before it, n below RECORDS.
+// Of the i-th position from `done`: the decay over it and the n before it, n up to MOST_AGE.
 DEVICE void sum_decays(Round& s, int i, int mine, int lane) {
-  float since = lane >= 1 && lane <= MAX_LAG ? s.g[mine][MAX_LAG + i - lane] : 0.f;
+  const int most = CHUNKED ? MAX_LAG + i : MAX_LAG;
+  float since = lane >= 1 && lane <= most ? s.g[mine][MAX_LAG + i - lane] : 0.f;
 #pragma unroll
-  for (int off = 1; off < RECORDS; off *= 2) {
+  for (int off = 1; off <= MOST_AGE; off *= 2) {
     float before = __shfl_up_sync(~0u, since, off);
     if (lane >= off) since += before;
   }
-  if (lane < RECORDS) s.decay[i][mine][lane] = expf(__fadd_rn(s.g[mine][MAX_LAG + i], since));
+  if (lane <= MOST_AGE) s.decay[i][mine][lane] = expf(__fadd_rn(s.g[mine][MAX_LAG + i], since));
 }
 // The numbers at `from`, a multiple of four of them.
 template <int N>
@@ -169,33 +190,35 @@ DEVICE void take(float (&x)[N], const float* from) {
   }
 }
 // The products of a token's key and query with the keys before it, LANES lanes a token; ages come
-// ACCESSES at a time, so that they are summed as rows of a chunk are.
+// SIDE at a time, so that they are summed as rows of a chunk are.
+constexpr int SIDE = ACCESSES < 8 ? ACCESSES : 8;
 DEVICE void dot_keys(Round& s, const Place& p, int warp, int lane) {
   const int in = lane % LANES;
 #pragma unroll 1
   for (int t = warp * ACCESS_ROWS; t < p.tokens; t += WARPS * ACCESS_ROWS) {
     const int j = min(t + lane / LANES, p.tokens - 1), here = p.entry(p.start + j);
+    const int most = CHUNKED ? here : MAX_LAG;
     float k[EPL], q[EPL];
     take(k, &s.c[j][KD + in * EPL]), take(q, &s.c[j][in * EPL]);
 #pragma unroll
-    for (int first = 1; first <= MAX_LAG; first += ACCESSES) {
-      float v[2 * ACCESSES];
+    for (int first = 1; first <= MOST_AGE; first += SIDE) {
+      float v[2 * SIDE];
 #pragma unroll
-      for (int u = 0; u < ACCESSES; u++) {
+      for (int u = 0; u < SIDE; u++) {
         float key[EPL], kk = 0.f, qk = 0.f;
-        if (first + u <= MAX_LAG) {
+        if (first + u <= most) {
           take(key, &s.keys[here - first - u][in * EPL]);
 #pragma unroll
           for (int e = 0; e < EPL; e++) kk = fmaf(k[e], key[e], kk), qk = fmaf(q[e], key[e], qk);
         }
-        v[u] = kk, v[ACCESSES + u] = qk;
+        v[u] = kk, v[SIDE + u] = qk;
       }
-      const float sum = transposed_sum(v, lane);
-      constexpr int COPIES_OF = LANES / (2 * ACCESSES);  // neighbours that hold the same sum
-      const int value = in / COPIES_OF, age = first + value % ACCESSES;
-      if (age <= MAX_LAG)
+      const float sum = transposed_sum<2 * SIDE>(v, lane);
+      constexpr int COPIES_OF = LANES / (2 * SIDE);  // neighbours that hold the same sum
+      const int value = in / COPIES_OF, age = first + value % SIDE;
+      if (age <= most)
         for (int mine = in % COPIES_OF; mine < G; mine += COPIES_OF)
-          s.products[j][mine][value / ACCESSES].by_age[age - 1] =
+          s.products[j][mine][value / SIDE].by_age[age - 1] =
               s.decay[p.behind() + j][mine][age - 1] * sum;
     }
   }

@@ -7,11 +7,15 @@
 // of earlier rounds, which only fold, then this one's. Each token's sums are those of a round of
 // one token, in their order: its lag is the same, since the chunk folds on the chip when it would
 // have been stored. A chunk is written if something up to the round's first token made it fold.
+// CHUNKED: all tokens at once, which has other bits: delta_round_chunk.cuh.
 // Winner: the builder times the variants by rows. 4 tokens, 27B, H200: 6.4 / 53 / 210 us at
 // 1 / 32 / 128 rows (benchmarks/log/delta_rule/delta_round_fma.md).
 #include "common/early.cuh"
 #include "delta_rule/delta_round.cuh"
 #include "common/quad_quant.cuh"
+#if CHUNKED
+#include "delta_rule/delta_round_chunk.cuh"
+#else
 
 // What a lane reads of shared memory for a chunk, position after position.
 struct Cursor {
@@ -121,6 +125,7 @@ DEVICE void go_over(Round& s, uint4 (&raw)[ACCESSES], int first, int head, const
     }
   }
 }
+#endif
 
 DYNAMIC_SHARED(gdn_round, sizeof(Round));
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -153,7 +158,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   __syncwarp();
 #else
   uint4 raw[ACCESSES] = {}, ahead[ACCESSES] = {};  // zeros where the state is fresh
-  if (live && !fresh && warp < CHUNKS) load_chunk(raw, state_in + warp * CHUNK, lane);
+  // The convolution needs registers.
+  constexpr int BEFORE = !CHUNKED ? ACCESSES : QUADS > 1 ? 0 : ACCESSES / 2;
+  if (live && !fresh && warp < CHUNKS) load_chunk<0, BEFORE>(raw, state_in + warp * CHUNK, lane);
 #endif
   Place p = {};
   if (live) {
@@ -228,6 +235,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       s.c[i / LOCAL][i % LOCAL] =
           widen(x[(i64)(i / LOCAL) * x_width + channel_of(i % LOCAL, head)]);
 #endif
+#if CHUNKED
+    if (!fresh && warp < CHUNKS) load_chunk<BEFORE, ACCESSES>(raw, state_in + warp * CHUNK, lane);
+#endif
     make_rates(s, p, ba + (i64)token * 2 * HV, a_log, dt_bias, head);
     wait_copies<0>();
   }
@@ -245,6 +255,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #endif
 #pragma unroll 1
     for (int chunk = warp; chunk < CHUNKS; chunk += WARPS) {
+#if CHUNKED
+      const bool more = !fresh && chunk + WARPS < CHUNKS;
+      go_over(s, raw, chunk * CHUNK_ROWS, head, p, state_out + chunk * CHUNK,
+              more ? state_in + (chunk + WARPS) * CHUNK : nullptr, lane);
+#else
 #if STAGES
       uint4 raw[ACCESSES];
       const uint4* at = (const uint4*)s.state[warp][stage] + lane;
@@ -266,6 +281,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #if !STAGES
 #pragma unroll
       for (int i = 0; i < ACCESSES; i++) raw[i] = ahead[i];
+#endif
 #endif
     }
   }

@@ -13,7 +13,7 @@
 constexpr int LANES = KD * STATE_BYTES / 16;
 constexpr int EPL = 16 / STATE_BYTES;    // elements per lane of a row
 constexpr int ACCESS_ROWS = 32 / LANES;  // rows of one 16-byte access of a warp
-constexpr int ACCESSES = LANES < 16 ? LANES / 2 : STATE_BYTES == 4 ? 8 : 4;
+constexpr int ACCESSES = CHUNKED || LANES < 16 ? LANES / 2 : STATE_BYTES == 4 ? 8 : 4;
 constexpr int CHUNK_ROWS = ACCESSES * ACCESS_ROWS;
 constexpr int CHUNK = ACCESSES * 512;  // bytes
 constexpr int CHUNKS = G * VD / CHUNK_ROWS;
@@ -42,14 +42,20 @@ DEVICE uint4 packed(const float (&s)[EPL]) {
           state_word(s[6], s[7])};
 #endif
 }
+// The lane's i-th 16 bytes of a chunk. CHUNKED: of rows lane / 4 and lane / 4 + 8 in turn, so that
+// four neighbours have columns of a left operand.
+DEVICE int place_in_chunk(int i, int lane) {
+  return CHUNKED ? (lane / 4 + i % 2 * 8) * LANES + i / 2 * 4 + lane % 4 : lane + 32 * i;
+}
 DEVICE void store_chunk(char* to, const uint4 (&raw)[ACCESSES], int lane) {
 #pragma unroll
-  for (int i = 0; i < ACCESSES; i++) __stcs((uint4*)to + lane + 32 * i, raw[i]);
+  for (int i = 0; i < ACCESSES; i++) __stcs((uint4*)to + place_in_chunk(i, lane), raw[i]);
 }
+// Accesses FROM … TO - 1.
+template <int FROM = 0, int TO = ACCESSES>
 DEVICE void load_chunk(uint4 (&raw)[ACCESSES], const char* chunk, int lane) {
-  const uint4* from = (const uint4*)chunk + lane;
 #pragma unroll
-  for (int i = 0; i < ACCESSES; i++) raw[i] = __ldcs(from + 32 * i);
+  for (int i = FROM; i < TO; i++) raw[i] = __ldcs((const uint4*)chunk + place_in_chunk(i, lane));
 }
 // N numbers, a multiple of four.
 template <int N>

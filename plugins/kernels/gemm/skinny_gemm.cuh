@@ -190,6 +190,7 @@ DEVICE void add(float4& sum, const float4& part) {
 // The end: item i is 8 batch rows of an m16 tile; a warp has every WARPS-th.
 struct Epilogue {
   float2 factors[ITEMS];  // of the rows g and g + 8
+  float2 tokens[ITEMS];   // of the columns 2t and 2t + 1
   float4 sums[ITEMS];
   int begin, count;  // m16 tiles of the block
 
@@ -203,6 +204,11 @@ struct Epilogue {
       factors[i].x = there(i) && n < p.n ? finish(n) : 0;
       factors[i].y = there(i) && n + 8 < p.n ? finish(n + 8) : 0;
     }
+  }
+  // The scales of tokens, which the launch before writes.
+  DEVICE void load_tokens(const Problem& p) {
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) tokens[i] = token_scales(p, item(i) % NJ * 8);
   }
   DEVICE int item(int i) const { return i * WARPS + threadIdx.x / 32; }
   DEVICE bool there(int i) const { return item(i) / NJ < count; }
@@ -253,7 +259,7 @@ struct Epilogue {
       const float4 s = sums[i];
       const float scaled[4] = {s.x * f.x, s.y * f.x, s.z * f.y, s.w * f.y};
       store_fragment<RAGGED || !OUT_BF16>(p, y, (begin + item(i) / NJ) * 16, item(i) % NJ * 8,
-                                          scaled);
+                                          scaled, tokens[i]);
     }
   }
 };
@@ -297,6 +303,7 @@ DEVICE void skinny_gemm(const Problem& p, void* y, int each, const Finish& finis
   Epilogue epilogue(p, begin, end, finish);
   wait_for_previous();
   launch_dependents();
+  epilogue.load_tokens(p);
   if (turns > 0) inputs.fetch(p, 0);
   commit_copies();
   u32 buffer = 0, slot = 0, phase = 0;

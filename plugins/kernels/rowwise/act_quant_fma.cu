@@ -5,7 +5,7 @@
 //   ACT 0: y = x            ACT 1: y = silu(x[:K]) · x[K:2K]
 //   ACT 2: y = x · sigmoid(gate), gates in qkv [rows, QKV] at 2·HEAD_DIM·head + HEAD_DIM
 // Bound by bandwidth: a 16-byte load per operand and a store, no shared memory. Of fp8_token a
-// block has a row, VECS times eight columns a thread.
+// block has a row, VECS times eight columns a thread; of few long rows a cluster of PARTS blocks.
 // 1 / 32 / 128 / 1024 rows of 2 x 17408, H200: fp8 1.1 / 2.2 / 2.8 / 21.7 us, nvfp4 1.2 / 3.5 / 4.6
 // / 31.2 (variants: benchmarks/log/rowwise/act_quant_fma.md).
 #include "common/early.cuh"
@@ -29,16 +29,20 @@
 #define ACTIVATE(y, column) unpack8(*(const uint4*)(x + row * K + column), y);
 #endif
 
+#if QUANT == 4
+DYNAMIC_SHARED(act_quant, THREADS / 32 * 4 + 4);
+#endif
 extern "C" __global__ void __launch_bounds__(THREADS)
     act_quant(const u16* x, const u16* qkv, const float* scales, QUANT_OUTPUTS) {
   const i64 row = blockIdx.y;
 #if QUANT == 4
-  __shared__ float warp_max[THREADS / 32];
+  extern __shared__ __align__(16) u8 memory[];  // a float a warp, and one
+  float* const warp_max = (float*)memory;
   float y[VECS][8] = {};
   wait_and_let_next_begin();
 #pragma unroll
   for (int v = 0; v < VECS; v++) {
-    const int column = (v * THREADS + threadIdx.x) * 8;
+    const int column = ((v * gridDim.x + blockIdx.x) * THREADS + threadIdx.x) * 8;
     if (column < K) {
       ACTIVATE(y[v], column)
     }
@@ -46,9 +50,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const float token = token_scale<THREADS>(y, warp_max);
 #pragma unroll
   for (int v = 0; v < VECS; v++) {
-    const int column = (v * THREADS + threadIdx.x) * 8;
+    const int column = ((v * gridDim.x + blockIdx.x) * THREADS + threadIdx.x) * 8;
     emit(y[v], row, column, column < K, &token, QUANT_ARGS);
   }
+#if PARTS > 1
+  cluster_meet();  // the others have read this block's largest
+#endif
 #else
   const int column = (blockIdx.x * THREADS + threadIdx.x) * 8;
   const bool live = column < K;

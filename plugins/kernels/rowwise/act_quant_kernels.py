@@ -3,13 +3,15 @@
 All use one kernel, `act_quant_fma.cu`: an activation or none, then bf16 and quantised copies.
 """
 
-from spark_engine.kernel import Early, Plan
+from spark_engine.kernel import DECLARED, Early, Plan
 from spark_engine.plugins.formats.quantised import BY_TOKEN
 from spark_engine.plugins.kernels.common import row_quant as rq
 from spark_engine.plugins.launch import Candidate, Kernel, Node, Whole
 from spark_engine.tensors import TensorSpec
 
 THREADS = 256
+CLUSTER = 8  # blocks that share each of few rows of at least LONG columns
+LONG = 8192
 MOST_TOKEN = 4 * rq.MOST_THREADS * rq.VECTOR  # columns of a row that one block takes
 _ACT = {"none": 0, "silu_mul": 1, "sigmoid_gate": 2}
 ACT_QUANT = Kernel("act_quant", f"x qkv? scales? {rq.OUTPUTS}", early=Early(begins=True, lets=True))
@@ -40,15 +42,20 @@ def _refuse(node: Node) -> str | None:
 
 def _plan(node: Node) -> Plan:
     rows, k = _rows(node)
+    shared = 0
     threads = min(THREADS, rq.whole_warps(-(-k // rq.VECTOR)))
     chunks, more = -(-k // (threads * rq.VECTOR)), dict[str, int]()
     if node.text("quant") in BY_TOKEN:
-        threads, more["VECS"] = rq.threads_of(k)
-        chunks = 1
+        few = node.target.clusters and rows <= node.target.sms and k >= LONG
+        more["PARTS"] = chunks = CLUSTER if few else 1
+        threads, more["VECS"] = rq.threads_of(-(-k // chunks))
+        shared = DECLARED
     if "qkv" in node:
         more |= {"HEAD_DIM": node.number("head_dim"), "QKV": node["qkv"].dims[1]}
     macros = rq.macros(node, k, THREADS=threads, ACT=_ACT[node.text("act")], **more)
-    return node.plan(ACT_QUANT.launch(node, (chunks, rows), threads, macros))
+    cluster = more.get("PARTS", 1)
+    launch = ACT_QUANT.launch(node, (chunks, rows), threads, macros, shared, cluster)
+    return node.plan(launch)
 
 
 def _cost(node: Node) -> float:

@@ -28,7 +28,7 @@ from spark_engine.runtime.cli.options.option import (
     fill,
     table,
 )
-from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.engine.options import EngineOptions
 from spark_engine.runtime.engine.policy.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.server.http.host_names import allowed_hosts

@@ -10,7 +10,7 @@ from spark_engine.engine_file import MANIFEST, read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.interface import DECODE, PREFILL, Limits
 from spark_engine.manifest import NATIVE, PAGE, SEQUENCE, Manifest, bytes_of
-from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.engine.options import EngineOptions
 from spark_engine.runtime.ranks.rendezvous import split_hosts
 from spark_engine.runtime.ranks.spawn import check_hosts
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo

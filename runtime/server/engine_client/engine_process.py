@@ -18,7 +18,9 @@ import zmq
 import zmq.asyncio
 
 from spark_engine.command import BUG, SHORT, USER
+from spark_engine.runtime.server.engine_client.child import Child
 from spark_engine.runtime.server.engine_client.dumps import ASK, STACKS, STATE, read_black_box
+from spark_engine.runtime.server.engine_client.early import WORKER, EarlyProcess, spawn
 
 EXIT_S = 5.0  # time for the process to exit by itself
 KILLED_S = 10.0  # time for the process to end after SIGKILL
@@ -61,7 +63,7 @@ class EngineProcess:
             self._socket.close()
             raise
         self._take = take
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Child | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.ended: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
 
@@ -69,16 +71,16 @@ class EngineProcess:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    async def start(self) -> None:
-        """Starts it; messages or `ended` follow. Raises OSError, ZMQError."""
+    async def start(self, early: EarlyProcess | None = None) -> None:
+        """Starts it, or takes `early`, if that runs and has no orders, where the command is WORKER
+        and its arguments; messages or `ended` follow. Raises OSError, ZMQError."""
         self._socket.set_hwm(0)
         self._socket.linger = 0
         address = f"ipc://{self._folder}/engine"
         self._socket.bind(address)
-        pipe = asyncio.subprocess.PIPE  # when it closes, with this process, the child exits
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command, address, stdin=pipe, start_new_session=True
-        )
+        words = (*self._command, address)
+        taken = None if early is None else early.take(words[len(WORKER) :])
+        self._process = Child(taken or spawn(words))
         self._tasks = [asyncio.create_task(t) for t in (self._receive(), self._wait())]
 
     @property
@@ -101,7 +103,7 @@ class EngineProcess:
         read_black_box(self._folder)  # discards older dumps
         process = self._process
         if process is not None and process.returncode is None and process.stdin is not None:
-            with contextlib.suppress(ProcessLookupError, OSError):
+            with contextlib.suppress(OSError, ValueError):  # it has ended, or is being closed
                 process.stdin.write(ASK)
                 if not await self._writes((STACKS, STATE), ANSWER_S) and self._handles_signals():
                     process.send_signal(signal.SIGUSR1)
@@ -173,7 +175,7 @@ class EngineProcess:
         self.record_death(Death(f"the engine process ended with code {code}{hint(code)}"))
 
 
-async def _ends(process: asyncio.subprocess.Process, seconds: float) -> None:
+async def _ends(process: Child, seconds: float) -> None:
     """Waits for its end. Python 3.11's `asyncio.wait_for` swallows a cancellation that comes just
     as the process ends: the supervisor would restart an engine that is being unloaded."""
     end = asyncio.ensure_future(process.wait())

@@ -22,6 +22,7 @@ from spark_engine.errors import CapacityError, EngineError, InternalError
 from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server.engine_client import ipc
 from spark_engine.runtime.server.engine_client.dumps import Dumps
+from spark_engine.runtime.server.engine_client.early import EarlyProcess
 from spark_engine.runtime.server.engine_client.engine_process import Death, EngineProcess
 
 WATCHDOG_S = 10.0
@@ -119,6 +120,7 @@ class Supervisor(ABC):
         self._command, self._how, self.trace = tuple(command), how, trace
         self._backoff = Backoff(how.restarts, how.window_s)
         self._dumps = Dumps(how.dumps)
+        self._early: EarlyProcess | None = None
         self._context: zmq.asyncio.Context | None = None
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
@@ -191,8 +193,10 @@ class Supervisor(ABC):
         await self.begin()
         return await self.loaded()
 
-    async def begin(self) -> None:
-        """Starts the first process; returns once it runs, or cannot be started."""
+    async def begin(self, early: EarlyProcess | None = None) -> None:
+        """Starts the first process, `early` where it is given; returns once it runs, or cannot be
+        started."""
+        self._early = early
         self._first = asyncio.get_running_loop().create_future()
         self._context = self._context or zmq.asyncio.Context()
         self._spawned.clear()
@@ -256,7 +260,7 @@ class Supervisor(ABC):
         process = None
         try:
             process = self._process = EngineProcess(self._command, self._context, self._on_message)
-            await process.start()
+            await process.start(self._early)
             self._spawned.set()
             death = await self._watch(process)
         except (OSError, zmq.ZMQError) as error:  # a full disk, no descriptors

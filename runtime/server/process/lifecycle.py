@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # Prometheus's library is not needed to start
 def keep_loaded() -> None:
     """Excludes loaded objects from garbage collection: a full collection of them would block the
     event loop for 50 ms and more. Called once, before requests arrive."""
-    gc.collect()
     gc.freeze()
 
 

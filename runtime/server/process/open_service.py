@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
+import gc
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -18,12 +18,13 @@ import msgspec
 
 from spark_engine.engine_file import MANIFEST
 from spark_engine.errors import EngineError, OptionError
-from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.engine.options import EngineOptions
 from spark_engine.runtime.engine.request import capacity
 from spark_engine.runtime.engine.trace import HTTP, trace_of
 from spark_engine.runtime.images.fetch import Fetcher, media_domains
 from spark_engine.runtime.server.engine_client import engine_folder
 from spark_engine.runtime.server.engine_client.client import EngineClient
+from spark_engine.runtime.server.engine_client.early import WORKER, EarlyProcess
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo
 from spark_engine.runtime.server.engine_client.supervisor import WATCHDOG_S, Supervision
 from spark_engine.runtime.server.process.options import ServerOptions
@@ -54,16 +55,7 @@ def prepare(folder: Path, options: ServerOptions) -> tuple[tuple[str, ...], Serv
 
 
 def worker_command(folder: Path, options: EngineOptions) -> tuple[str, ...]:
-    # -P: `python -m` would search the current folder first, and a clone's root has a
-    # `spark_engine` without the other packages
-    return (
-        sys.executable,
-        "-P",
-        "-m",
-        "spark_engine.runtime.server.engine_client.worker",
-        str(folder),
-        msgspec.json.encode(options).decode(),
-    )
+    return (*WORKER, str(folder), msgspec.json.encode(options).decode())
 
 
 @contextlib.asynccontextmanager
@@ -73,10 +65,12 @@ async def open_service(
     options: ServerOptions,
     on_demand: OnDemandClient | None = None,
     peer: Service | None = None,
+    early: EarlyProcess | None = None,
 ) -> AsyncIterator[Service]:
     """The service of a folder by the engine process of `command`; the socket's address is added to
     it. With `on_demand`, which has that command, no process is started. `peer`: another service
-    of the same server. Raises EngineError, CapacityError or OptionError when it cannot start."""
+    of the same server; `early` becomes the first engine process. Raises EngineError, CapacityError
+    or OptionError when it cannot start."""
     was = _identity(folder)
     first_manifest = engine_folder.find_manifest(folder)
     trace = trace_of(options.engine.profile, HTTP)
@@ -86,16 +80,17 @@ async def open_service(
     pool: WorkerPool | None = None
     try:
         if on_demand is None:
-            await client.begin()
+            await client.begin(early)
         # imported here, and then what serves, in a thread: the engine process starts before them
-        from spark_engine.runtime.server.prompts.contract import Setup
         from spark_engine.runtime.server.prompts.pool import WorkerPool
-        from spark_engine.runtime.server.prompts.text_files import read_formats, read_tokenizer
-        from spark_engine.runtime.server.service.service import Service
 
         pool = WorkerPool(folder)
         await pool.begin()  # engine, workers and this process load at the same time
-        asyncio.get_running_loop().run_in_executor(None, import_module, HTTP_SERVER)
+        from spark_engine.runtime.server.prompts.contract import Setup
+        from spark_engine.runtime.server.prompts.text_files import read_formats, read_tokenizer
+        from spark_engine.runtime.server.service.service import Service
+
+        asyncio.get_running_loop().run_in_executor(None, _import_server)
         tokenizer, formats = read_tokenizer(folder), read_formats(folder, options.chat)
         same = _identity(folder) == was
         info = await client.loaded() if on_demand is None else on_demand.info
@@ -115,6 +110,11 @@ async def open_service(
             await pool.close()
         await client.close()
         trace.save()
+
+
+def _import_server() -> None:
+    import_module(HTTP_SERVER)
+    gc.collect()  # now, as it would delay what follows by 40 ms
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:

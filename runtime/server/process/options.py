@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.engine.options import EngineOptions
 from spark_engine.runtime.server.operation.logs import LogFormat, LogLevel
 from spark_engine.runtime.server.prompts.chat_options import ChatOptions
 from spark_engine.runtime.server.prompts.limits import MAX_BODY

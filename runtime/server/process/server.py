@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spark_engine.runtime.server.engine_client.early import EarlyProcess
 from spark_engine.runtime.server.engine_client.heap import return_large_buffers, trimmed_heap
 from spark_engine.runtime.server.http.descriptors import raise_descriptor_limit
 from spark_engine.runtime.server.http.host_names import is_loopback
@@ -31,14 +32,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def run(folder: Path, options: ServerOptions) -> int:
-    """Serves the engine in `folder` until a signal; returns the exit code.
+def run(folder: Path, options: ServerOptions, early: EarlyProcess | None = None) -> int:
+    """Serves the engine in `folder` until a signal, by `early` where it is given; returns the exit
+    code.
 
     Raises EngineError, CapacityError or OptionError when it cannot start.
     """
     command, options = prepare(folder, options)
     _check(options)
-    return leaving.run(serve(command, folder, options))
+    return leaving.run(serve(command, folder, options, early))
 
 
 def run_models(folders: Mapping[str, Path], options: ServerOptions) -> int:
@@ -58,12 +60,17 @@ def _check(options: ServerOptions) -> None:
         check_endpoint(options.traces)
 
 
-async def serve(command: Sequence[str], folder: Path, options: ServerOptions) -> int:
+async def serve(
+    command: Sequence[str],
+    folder: Path,
+    options: ServerOptions,
+    early: EarlyProcess | None = None,
+) -> int:
     """Serves a folder by the engine process of `command`; the socket's address is added to it."""
 
     @contextlib.asynccontextmanager
     async def opened() -> AsyncIterator[Models]:
-        async with open_service(command, folder, options) as service:
+        async with open_service(command, folder, options, early=early) as service:
             # imported here, as below
             from spark_engine.runtime.server.service.models import Models
 

@@ -3,8 +3,6 @@
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,16 +13,7 @@ from tests.repository import ROOT
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 from benchmarks.rehearsal import __main__ as rehearsal
-from benchmarks.rehearsal import (
-    check,
-    cut_models,
-    layers,
-    ops,
-    sanitized,
-    steps,
-    tables,
-)
-from benchmarks.rehearsal import tests as gpu_tests
+from benchmarks.rehearsal import cut_models, ops, sanitized, tables
 from benchmarks.rehearsal.reporter import Reporter
 from benchmarks.result_files import CONFIGS, MODELS, read, write
 from spark_engine.errors import ExecutorError
@@ -64,14 +53,6 @@ def run(tmp_path: Path, fault: str, silence: float = 200.0) -> tuple[bool, dict[
     found = rehearsal.Found(tmp_path / "out" / "x.json.xz")
     right = rehearsal.run_part("x", found, OPTIONS, silence, part(tmp_path, fault))
     return right, read(found.path)
-
-
-def test_what_a_part_tells_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    right, kept = run(tmp_path, "pass")
-    assert right and [row["label"] for row in kept["rows"]] == ["a", "b", "c", "d"]
-    assert (kept["sms"], kept["rehearses"], kept["given"]) == (48, "sm_121a", "/nowhere")
-    printed = capsys.readouterr().out
-    assert "right a: us 1.5" in printed and "a line of a library" in printed
 
 
 def test_one_that_fails_is_wrong_and_the_others_run(tmp_path: Path) -> None:
@@ -133,37 +114,12 @@ def test_right_rows_of_an_earlier_call_stay_where_it_is_resumed(
     assert found == (new | {"a": (7.0, None)} if resume else new)
 
 
-def test_the_tests_for_a_gpu_are_found() -> None:
-    files = gpu_tests.files()
-    assert {
-        "tests/benchmarks/test_launch_times.py",
-        "tests/plugins/delta_rule/test_cuda_gdn.py",
-    } <= {*files}
-    assert not {*gpu_tests.ALONE, *gpu_tests.LEFT_OUT} & {*files}
-
-
 def test_a_lost_gpu_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None:
     reporter = Reporter([])
     with pytest.raises(ExecutorError), reporter.trial("x"):
         raise ExecutorError("an illegal address")
     started, row = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert started == {"begin": "x"} and row["row"]["right"] is False
-
-
-def test_where_nothing_can_be_run_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    few = replace(H200, card=replace(H200.card, sms=40))
-    for here, target, says in (
-        (None, "sm_121a", "no GPU can be used here"),
-        (H200, "sm_12", "--target sm_12 is not known; there are "),
-        (few, "sm_121a", "40 multiprocessors, fewer than the 48"),
-    ):
-        monkeypatch.setattr(rehearsal, "present", lambda here=here: here)
-        monkeypatch.setattr(sys, "argv", ["x", "--target", target, "--out", str(tmp_path / "out")])
-        with pytest.raises(SystemExit, match=says):
-            rehearsal.main()
-    assert not (tmp_path / "out").exists()
 
 
 def test_every_case_has_a_tactic_there_as_on_the_other_gpu() -> None:
@@ -194,103 +150,6 @@ def test_the_cut_models_have_a_layer_of_each_kind_and_the_published_sizes(tmp_pa
                 layer, _, rest = name.rpartition(".layers.")[2].partition(".")
                 same = published[f"{cut_models.KEPT[int(layer)]}.{rest}"]
                 assert (tensor.dtype, tensor.shape) == same, name
-
-
-def test_a_bucket_is_summed_up_by_node(capsys: pytest.CaptureFixture[str]) -> None:
-    kinds = [["mlp.down", "linear", "m16", "k"], ["norm", "norm_quant", "rows", "n"]]
-    bucket = {"kinds": kinds, "launches": [[0, 3.0], [1, 1.0], [0, 4.0]]}
-    assert layers.of_kinds(bucket) == [
-        ("mlp.down", "linear", "m16", 2, 7.0),
-        ("norm", "norm_quant", "rows", 1, 1.0),
-    ]
-    findings = [
-        {"name": "x", "passed": True, "figures": {"rel_l2": 0.1, "cosine": 0.9}, "reason": ""},
-        {"name": "y", "passed": False, "figures": {"rel_l2": 0.3, "cosine": 1.0}, "reason": "far"},
-    ]
-    level = {"findings": findings, "passed": False, "launches": 7}
-    check.tell_level(Reporter([]), "m/op", level)
-    row = json.loads(capsys.readouterr().out)["row"]
-    assert row["worst"] == {"rel_l2": 0.3, "cosine": 0.9} and row["failed"] == 1
-    assert not row["right"] and row["note"] == "y: far"
-
-
-class FakeEngine:
-    """Every request ends after three steps; the last answer of a lone one may differ."""
-
-    def __init__(self, rots: bool = False) -> None:
-        self.loaded = SimpleNamespace(limits=SimpleNamespace(vocab=50))
-        self.going: dict[int, int] = {}
-        self.next, self.rots, self.most = 0, rots, 0
-
-    def submit(self, request: Any) -> int:
-        self.next += 1
-        self.going[self.next] = 3
-        self.most = max(self.most, len(self.going))
-        return self.next
-
-    @property
-    def idle(self) -> bool:
-        return not self.going
-
-    def step(self) -> list[Any]:
-        finish = steps.FinishReason
-        made = []
-        for id_ in list(self.going):
-            self.going[id_] -= 1
-            over = not self.going[id_]
-            token = self.next if self.rots else 7
-            made.append(SimpleNamespace(request_id=id_, token=token, message="",
-                                        finish=finish.LENGTH if over else None))  # fmt: skip
-            if over:
-                del self.going[id_]
-        return made
-
-    def cancel(self, id_: int) -> None:
-        self.going.pop(id_, None)
-
-    def close(self) -> None:
-        """As an engine."""
-
-
-@pytest.mark.parametrize("rots", [False, True])
-def test_steps_are_counted_and_the_first_answer_is_asked_again(
-    monkeypatch: pytest.MonkeyPatch, rots: bool
-) -> None:
-    engine = FakeEngine(rots)
-    monkeypatch.setattr(steps.Engine, "open", lambda folder, options: engine)
-    monkeypatch.setattr(steps, "check_idle", lambda engine: None)
-    rows = [*steps.run(Path("x"), 2, 40)]
-    assert [(row["steps"], row["same"]) for row in rows] == [(40, not rots)] * 2
-    assert 9 <= engine.most <= 16
-
-
-@pytest.mark.parametrize("lost", [False, True])
-def test_the_share_that_fails_is_the_one_that_is_wrong(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lost: bool
-) -> None:
-    """Shares 0 and 1 were there already; 2 is right, 3 fails, and 4 has no engine to run on."""
-    closed: list[bool] = []
-
-    def shares(folder: Path, count: int) -> Any:
-        assert count == 3
-        try:
-            yield {"same": True, "steps": 40}
-            raise ExecutorError("lost") if lost else RuntimeError("request 7: x")
-        finally:
-            closed.append(True)
-
-    monkeypatch.setattr(steps, "run", shares)
-    asked = ["embedded/2", "embedded/3", "embedded/4"]
-    with pytest.raises(ExecutorError) if lost else nullcontext():
-        steps.tell_shares(Reporter([]), asked, lambda: Path("x"), lambda: True)
-    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["begin"] for line in said if "begin" in line] == asked[:2]
-    rows = [line["row"] for line in said if "row" in line]
-    assert [(row["label"], row["right"]) for row in rows] == [
-        ("embedded/2", True),
-        ("embedded/3", False),
-    ]
-    assert closed == [True]
 
 
 def test_the_tables_say_what_was_found_and_what_was_not_run(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from benchmarks.rehearsal.gb10.card_model import (
 )
 from benchmarks.steps import launch_times
 from benchmarks.time_images import products, with_tower
-from benchmarks.weightless_plan import Bucket, Node, grouped, label_of, plan_of
+from benchmarks.weightless_plan import Bucket, Node, label_of, plan_of
 from spark_engine.builder.native.program import decide
 from spark_engine.builder.native.tactics import Work as NodeWork
 from spark_engine.errors import OptionError
@@ -423,11 +423,6 @@ class TestPredicted:
         there = small_plan("sm_121a")["decode", 32]
         assert small_plan("sm_90a", rehearses="sm_121a")["decode", 32] == there
         assert small_plan("sm_90a")["decode", 32] != there
-
-    def test_equal_nodes_are_counted(self) -> None:
-        assert grouped([node("a"), node("b"), node("a")]) == {node("a"): 2, node("b"): 1}
-        assert label_of("layers.12.mlp.up") == "layers.*.mlp.up"
-        assert label_of("mtp.layers.0.draft.2.x") == "mtp.layers.*.draft.*.x"
 
 
 def test_tables_of_predictions_by_hand(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """TensorRT-RTX compiles the vision tower, for every GPU of the target and without one."""
 
 from pathlib import Path
-from threading import Event
 
 import onnx
 import pytest
@@ -11,6 +10,7 @@ from spark_engine.builder.build import emit_weights, planned
 from spark_engine.builder.clock import StageClock
 from spark_engine.builder.graph.lower import lower
 from spark_engine.builder.plan.options import CAPABILITIES, RTX, Options
+from spark_engine.device.shared_memory import HostBudget
 from spark_engine.device.trt_payload import TrtPayload
 from spark_engine.manifest import weights_name
 from spark_engine.plugins.registry import REGISTRY
@@ -30,7 +30,7 @@ def test_the_whole_tower_is_compiled(tmp_path: Path) -> None:
     layout = plan_weights(weight_specs([graph]))
     clock = StageClock(lambda stage: None, lambda done, total: None)
     clock.start("write", "the weights")
-    emit_weights(model, {VISION: graph}, layout, tmp_path, 1, clock, Event())
+    emit_weights(model, {VISION: graph}, layout, tmp_path, 1, HostBudget(None, 0, False), clock)
     backend = TrtBackend(plan, REGISTRY, tmp_path)
     backend.weights = tmp_path / weights_name(0, 1)
     (size,) = plan.buckets.vision

@@ -20,13 +20,7 @@ from tests.builder.toy import OPS, toy_graph
 LIMITS = Limits(2, 64, 2, 5)
 STATES = {"total": (TensorSpec("total", DType.F32, ("rows", 3)), "slot")}
 CHECKS = (
-    *(
-        checks.known_ops,
-        checks.operands,
-        checks.wiring,
-        checks.order,
-        checks.inference,
-    ),
+    *(checks.known_ops, checks.operands, checks.wiring, checks.order, checks.inference),
     *(checks.states, checks.hazards, checks.no_state_copies),
     *(checks.no_quantisers, checks.launches),
 )

@@ -162,14 +162,33 @@ def test_rounds_of_an_invariant_build_take_decodes_order(folder: Path) -> None:
     path = built(folder, invariant=True, format="modelopt_mixed", **DRAFTING)
     by_node: dict[str, set[str]] = {}
     for row in read_manifest(path).tactics:
-        # Attention's tactics of one order differ by name for rows of one token and of several;
-        # all of the recurrence's have one order.
+        # Attention's and the recurrence's tactics of one order differ by name.
         free = row["op"] in ("attention_decode", "gdn_decode")
         if not row["bucket"].startswith("prefill") and not free:
             by_node.setdefault(row["node"], set()).add(row["chosen"])
     own = {n: found for n, found in by_node.items() if not n.startswith(("mtp.", "draft."))}
     several = {node: found for node, found in own.items() if len(found) > 1}
     assert len(own) > 8 and not several, several
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("invariant", [False, True])
+def test_tokens_of_a_round_go_at_once_but_in_an_invariant_build(
+    folder: Path, invariant: bool
+) -> None:
+    """By recorded times they are faster; their bits are not those of a single token."""
+    kinds = {"key": 16, "value": 32}
+    served = {f"linear_num_{kind}_heads": n for kind, n in kinds.items()}
+    served |= {f"linear_{kind}_head_dim": 128 for kind in kinds}
+    wanted = {**DRAFTING, "config_kwargs": {**DRAFTING["config_kwargs"], **served}}
+    path = built(folder, invariant=invariant, **wanted)
+    found = {r["bucket"]: r for r in read_manifest(path).tactics if r["op"] == "gdn_decode"}
+    several = found["verify_b24_k3.engine"]
+    assert ("chunk" in several["chosen"]) != invariant
+    assert any("chunk" in name for name in several["microseconds"]) != invariant
+    assert "chunk" not in found["decode_b16.engine"]["chosen"]
+    excluded = several["refused"].get("small chunk", "")
+    assert excluded.startswith("excluded by --invariant") == invariant
 
 
 @pytest.mark.usefixtures("uncompiled")

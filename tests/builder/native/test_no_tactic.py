@@ -43,7 +43,10 @@ def test_blocks_that_no_head_fills_are_refused_in_a_few_lines(tmp_path: Path, ta
     )
     assert reason.endswith("(chunks_128_8, chunks_256_8, chunks_256_3 and 6 more)")
     assert other.startswith("    rows are of 1 tokens, not of 2 to 8 (round_128_8_by_1, ")
-    assert len(lines) == 7 and "a head of 32 columns is not one" in lines[-1]
+    assert len(lines) == 8 and "a head of 32 columns is not one" in lines[-2]
+    assert (
+        lines[-1].startswith("    1 tokens are no round of three or four") and "chunk" in lines[-1]
+    )
     assert "(nodes: 3, buckets: 2)" in lines[4]
     assert attention == (
         "no GPU target serves attention_decode of this size: "

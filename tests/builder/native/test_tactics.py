@@ -268,11 +268,11 @@ def test_nodes_of_other_dtypes_are_decided_apart() -> None:
     assert len({w.key for w in work.values()}) == len(DType)
 
 
-def test_rivals_are_those_that_compete() -> None:
+def test_candidates_that_compete_are_compiled_before_those_without_a_rival() -> None:
     made = chooser(*few_and_many())
-    found = made.candidates([(graph(), SIZES)])
+    found = made.candidates([(graph(), [*reversed(SIZES), *SIZES])])
     assert [(s, p.launches[0].symbol) for s, p in found] == [
-        ("rowwise/rows_copy.cu", n) for n in ("few", "many")
+        ("rowwise/rows_copy.cu", n) for n in ("few", "many", "many")
     ]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_engine.builder.native.tactics import Work
-from spark_engine.builder.native.timings import Machine, Timings, driver_version, key_of
+from spark_engine.builder.native.timings import Machine, Timings, digest_of, driver_version, key_of
 from spark_engine.kernel import Launch, Plan, Tactic
 from spark_engine.tensors import DType, TensorSpec
 
@@ -82,9 +82,10 @@ def test_a_file_that_cannot_be_read_or_written_is_noted(tmp_path: Path) -> None:
 
 
 def test_a_key_changes_with_all_that_a_time_depends_on() -> None:
-    texts = {"a.cu": "kernel", "h.cuh": "header"}
+    files = {"a.cu": "kernel", "h.cuh": "header"}
+    texts = digest_of(files)
     base = key_of(WORK, TACTIC, PLAN, texts)
-    assert base == key_of(WORK, TACTIC, PLAN, dict(reversed(texts.items())))
+    assert texts == digest_of(dict(reversed(files.items())))
     (launch,) = PLAN.launches
     others = [
         key_of(replace(WORK, attrs={"dtype": "f32"}), TACTIC, PLAN, texts),
@@ -95,7 +96,7 @@ def test_a_key_changes_with_all_that_a_time_depends_on() -> None:
         key_of(WORK, replace(TACTIC, name="b"), PLAN, texts),
         key_of(WORK, TACTIC, Plan((replace(launch, defines=(("N", "2"),)),)), texts),
         key_of(WORK, TACTIC, Plan((replace(launch, grid=(2, 1, 1)),)), texts),
-        key_of(WORK, TACTIC, PLAN, {**texts, "h.cuh": "changed"}),
+        key_of(WORK, TACTIC, PLAN, digest_of({**files, "h.cuh": "changed"})),
     ]
     assert len({base, *others}) == 1 + len(others)
     assert key_of(replace(WORK, ins=(replace(X, name="z"),)), TACTIC, PLAN, texts) == base

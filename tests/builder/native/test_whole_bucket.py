@@ -62,7 +62,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Any, Driver]:
     timer._gpu, timer._say, timer._target, timer._cubins = gpu.Gpu(), print, H200, None
     timer._compiled = lambda job: EmptyCubin(b"", {})
     timer._timings = Timings(tmp_path / "times.json", Machine("a", "b", "c"))
-    timer._lost = timer.measured = 0
+    timer._loaded, timer._lost = {}, 0
     return timer, driver
 
 
@@ -74,6 +74,8 @@ def test_every_form_is_one_graph_of_all_its_launches(made: tuple[Any, Driver]) -
     replayed = sum(name == "cuGraphLaunch" for name, *_ in driver.asked)
     assert launched == 2 * FORMS * NODES  # once before its graph, for a name to an error
     assert replayed == FORMS * (replays.WARM + replays.REPEATS)
+    loaded = driver.held.pop("cuModuleLoadData")
+    assert loaded == FORMS, "a kernel is loaded once, for all nodes and later buckets"
     assert {n: c for n, c in driver.held.items() if c} == {n: c for n, c in before.items() if c}
     count = len(driver.asked)
     assert timer.whole(forms()) == [2e-3, 1e-3] and len(driver.asked) == count, "it is known"

@@ -1,10 +1,9 @@
-"""Bodies as Open WebUI, a browser's page, Codex and Claude Code send them, in their forms."""
+"""Bodies as Open WebUI and a browser's page send them, in their forms."""
 
 import json
 
 import httpx2 as httpx
-from agent_bodies import BETAS, claude_code, codex, images
-from verdicts import KEY, MODEL, PICTURE, SUM, URL, V1, Trial, holds, same
+from verdicts import KEY, MODEL, PICTURE, SUM, V1, Trial, holds, same
 
 trial = Trial()
 HEADS = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
@@ -82,42 +81,6 @@ def _() -> None:
     calls = [c for r in rows for c in r["choices"][0]["delta"].get("tool_calls") or []]
     same(calls[0]["function"]["name"], "get_current_time")
     same("".join(call["function"].get("arguments") or "" for call in calls), "{}")
-
-
-def _events(path: str, body: dict, **heads: str) -> list[dict]:
-    said = httpx.post(f"{URL}{path}", json=body, headers={**HEADS, **heads}, timeout=120)
-    same((said.status_code, said.text[:200] if said.status_code != 200 else ""), (200, ""))
-    return [json.loads(line[6:]) for line in said.text.splitlines() if line.startswith("data: ")]
-
-
-@trial("the bodies of Codex")
-def _() -> None:
-    body = {**codex(MODEL, SUM), "max_output_tokens": 60}
-    rows = _events("/v1/responses", body)
-    holds(rows[-1]["type"] in ("response.completed", "response.incomplete"), rows[-1])
-    body["tools"] = [tool for tool in body["tools"] if tool["type"] == "namespace"]
-    choice = {"type": "function", "name": "wait", "namespace": "agents"}
-    off = {"chat_template_kwargs": {"enable_thinking": False}, "reasoning": None}
-    rows = _events(
-        "/v1/responses", {**body, "tool_choice": choice, "max_output_tokens": 200, **off}
-    )
-    (call,) = [row["item"] for row in rows if row["type"] == "response.output_item.done"]
-    same((call["type"], call["name"], call["namespace"]), ("function_call", "wait", "agents"))
-
-
-@trial("the bodies of Claude Code")
-def _() -> None:
-    body = {**claude_code(MODEL, SUM), "max_tokens": 60}
-    rows = _events("/v1/messages?beta=true", body, **{"anthropic-beta": BETAS})
-    same((rows[0]["type"], rows[-1]["type"]), ("message_start", "message_stop"))
-    same(rows[-2]["context_management"], {"applied_edits": []})
-
-
-@trial("images that tools read")
-def _() -> None:
-    for path, body in images(MODEL, SUM).items():
-        said = httpx.post(f"{URL}{path}", json=body, headers=HEADS, timeout=120)
-        same((path, said.status_code), (path, 200))
 
 
 @trial("images")

@@ -148,9 +148,7 @@ async def _() -> None:
 
     asks = [
         litellm.acompletion(
-            messages=[{"role": "user", "content": f"What is {i} plus 4?"}],
-            temperature=0,
-            **HOSTED,
+            messages=[{"role": "user", "content": f"What is {i} plus 4?"}], temperature=0, **HOSTED
         )
         for i in range(8)
     ]

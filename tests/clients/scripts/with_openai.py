@@ -10,10 +10,7 @@ from verdicts import KEY, MODEL, PICTURE, SUM, V1, WEATHER, Trial, holds, is_wea
 client = openai.OpenAI(base_url=V1, api_key=KEY, max_retries=0)
 trial = Trial()
 ASK = [{"role": "user", "content": SUM}]
-TOOL = {
-    "type": "function",
-    "function": {"name": "weather", "parameters": WEATHER, "strict": True},
-}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": WEATHER, "strict": True}}
 FLAT = {"type": "function", "name": "weather", "parameters": WEATHER, "strict": True}
 LITTLE = {"temperature": 0.0, "extra_body": {"enable_thinking": False}}
 

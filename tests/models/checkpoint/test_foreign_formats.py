@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from spark_engine.errors import LONGEST, CheckpointError
@@ -16,7 +15,7 @@ from spark_engine.models.checkpoint.files import open_checkpoint
 from spark_engine.models.checkpoint.quant_table import declarations, quant_table
 from spark_engine.models.checkpoint.weight_files import INDEX
 from spark_engine.models.open_model import describe, open_model, read_description
-from tests.checkpoint_files import FORMATS, quantisation_configs, write_shards
+from tests.checkpoint_files import FORMATS, quantisation_configs
 from tests.checkpoints import text_config, write_checkpoint
 from tests.models.checkpoint.test_malformed import JUNK, _places, _put
 from tests.repository import ROOT
@@ -232,47 +231,3 @@ def test_weights_that_were_dequantised_name_the_file_to_remove(tmp_path: Path, f
         where = "remove config.json: quantization_config; else"
     with pytest.raises(CheckpointError, match=where):
         open_model(tmp_path)
-
-
-def test_fused_experts_in_fp8_blocks_are_those_of_a_file_that_has_them_one_by_one(
-    tmp_path: Path,
-) -> None:
-    """As transformers saves them."""
-    from spark_engine.interface import Limits, Precision
-    from spark_engine.models.build_network import build_network
-    from spark_engine.tensors import DType
-
-    def operands(path: Path) -> dict[str, Any]:
-        model = open_model(path)
-        assert model.checkpoint is not None
-        wide = Precision(DType.F32, DType.F32, DType.F32)
-        network = build_network(model, "decode", Limits(1, 64, 4, 512), wide)
-        return {n: w.evaluate(model.checkpoint) for n, w in network.weights.items()}
-
-    config = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
-    write_checkpoint(tmp_path / "each", config, "fp8_block", moe=True)
-    each = operands(tmp_path / "each")
-    opened = open_checkpoint(tmp_path / "each")
-    path = tmp_path / "stacked"
-    path.mkdir()
-    (path / "config.json").write_text((tmp_path / "each" / "config.json").read_text())
-    tensors = {n: opened.read(n).copy() for n in opened.tensors}
-    p = "model.layers.0.mlp.experts."
-    for suffix, fused in (("weight", ""), ("weight_scale_inv", "_scale_inv")):
-        part = {
-            leaf: np.stack([tensors.pop(f"{p}{e}.{leaf}.{suffix}") for e in range(8)])
-            for leaf in ("gate_proj", "up_proj", "down_proj")
-        }
-        gate_up = np.concatenate([part["gate_proj"], part["up_proj"]], axis=1)
-        tensors |= {f"{p}gate_up_proj{fused}": gate_up, f"{p}down_proj{fused}": part["down_proj"]}
-    write_shards(path, tensors, 1)
-    stacked = operands(path)
-    assert stacked.keys() == each.keys() and len(stacked) > 10
-    same = {n: stacked[n].tobytes() == each[n].tobytes() for n in each}
-    assert all(same.values()), [(n, stacked[n].shape, each[n].shape) for n in each if not same[n]]
-    del tensors[f"{p}down_proj_scale_inv"]
-    (tmp_path / "less").mkdir()
-    (tmp_path / "less" / "config.json").write_text((path / "config.json").read_text())
-    write_shards(tmp_path / "less", tensors, 1)
-    with pytest.raises(CheckpointError, match="down_proj_scale_inv is missing: expected"):
-        open_model(tmp_path / "less")

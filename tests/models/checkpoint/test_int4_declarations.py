@@ -29,16 +29,6 @@ def compressed(weights: Json, inputs: Json | None = None, **more: Any) -> Json:
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}} | more
 
 
-def test_gptq_as_qwen_publishes_it() -> None:
-    excluded = ("-:.*attn.*", "-:.*shared_expert.*", "-:.*mtp.*", "-:.*visual.*")
-    found = table(GPTQ | {"dynamic": {"lm_head": {}, **{e: {} for e in excluded}}}, MOE)
-    assert found["layers.0.mlp.experts"] is G128
-    for name in ("layers.3.self_attn.q_proj", "layers.0.linear_attn.in_proj_a", "lm_head"):
-        assert found[name] is PLAIN
-    assert found["layers.0.mlp.shared_expert.up_proj"] is PLAIN
-    assert found.dialect is Dialect.GPTQ
-
-
 def test_dynamic_entries_of_gptq() -> None:
     """The first that matches from a name's start counts; entries may change the group."""
     rules: Json = {r"+:.*\.layers\.0\..*down_proj": {"group_size": 32}, "-:.*layers.0": {}}
@@ -83,13 +73,6 @@ def test_awq_words() -> None:
     assert found["layers.0.mlp.shared_expert.up_proj"] is found["lm_head"] is PLAIN
     assert found["layers.0.mlp.experts"] is found["layers.3.self_attn.k_proj"] is G128
     assert table({"quant_method": "awq", "w_bit": 4, "q_group_size": 32})["layers.0.mlp.up_proj"]
-
-
-def test_groups_of_compressed_tensors() -> None:
-    found = table(compressed(INT | {"symmetric": False, "actorder": "static"}, ignore=["lm_head"]))
-    assert found["layers.0.mlp.up_proj"] is Scheme.INT4_G32 and found["lm_head"] is PLAIN
-    found = table(compressed(INT | {"group_size": 128, "symmetric": True}))
-    assert found["lm_head"] is Scheme.INT4_SYM_G128
 
 
 REFUSED = [

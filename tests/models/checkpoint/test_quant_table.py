@@ -32,11 +32,7 @@ def _compressed(groups: list[Json], **more: Any) -> Json:
 
 
 def _group(weights: Json, inputs: Json | None, *targets: str) -> Json:
-    return {
-        "weights": weights,
-        "input_activations": inputs,
-        "targets": list(targets) or ["Linear"],
-    }
+    return {"weights": weights, "input_activations": inputs, "targets": list(targets) or ["Linear"]}
 
 
 @pytest.mark.parametrize("model", nvidia_configs.MODELS)
@@ -102,15 +98,6 @@ def test_qwen38_quantises_the_inputs_of_mlp_and_head(files: str) -> None:
     assert table["layers.0.linear_attn.in_proj_qkv"] is Scheme.FP8
 
 
-def test_groups_replace_missing_layers() -> None:
-    config_json, _ = copy.deepcopy(nvidia_configs.pair("27B"))
-    del config_json["quantization_config"]["quantized_layers"]
-    table = describe(config_json).table
-    assert table["layers.0.mlp.up_proj"] is Scheme.NVFP4
-    assert table["layers.3.self_attn.o_proj"] is Scheme.FP8
-    assert table["layers.0.linear_attn.in_proj_b"] is Scheme.PLAIN
-
-
 @pytest.mark.parametrize("prefix", ["model.", "model.language_model.", "language_model.model."])
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_dialect_and_spelling(format: str, prefix: str) -> None:
@@ -170,27 +157,6 @@ def test_compressed_fp8_by_token(strategy: str) -> None:
     assert table["lm_head"] is Scheme.PLAIN
 
 
-@pytest.mark.parametrize("rows", [DENSE, MOE])
-def test_fp8_by_token_next_to_w4a4(rows: tuple[Row, ...]) -> None:
-    """Names of modules that hold others are in `ignore` of published files, and say nothing of
-    these."""
-    dynamic = PACKED | {"dynamic": "local"}
-    leaves = "self_attn.(q|k|v|o)_proj|linear_attn.(in_proj_qkv|in_proj_z|out_proj)"
-    groups = [
-        CHANNEL | {"targets": [rf"re:.*({leaves})$", "lm_head"]},
-        _group(PACKED, dynamic, "re:.*mlp.*(gate|up|down)_proj$"),
-    ]
-    held = ["linear_attn", "self_attn", "mlp", "mlp.experts", "mlp.shared_expert"]
-    ignore = [f"model.language_model.layers.{i}.{name}" for i in range(4) for name in held]
-    ignore += ["re:.*in_proj_a$", "re:.*in_proj_b$", "re:.*gate$"]
-    table = _table(_compressed(groups, ignore=ignore), rows)
-    mlp = "mlp.experts" if rows is MOE else "mlp.up_proj"
-    assert table[f"layers.0.{mlp}"] is Scheme.NVFP4_A4
-    assert table["layers.0.linear_attn.in_proj_qkv"] is Scheme.FP8_CHANNEL
-    assert table["layers.0.linear_attn.in_proj_a"] is Scheme.PLAIN
-    assert table["layers.3.self_attn.k_proj"] is table["lm_head"] is Scheme.FP8_CHANNEL
-
-
 def test_stacked_experts_are_one_module() -> None:
     """What names it counts for all of them, where the file has no others."""
     config = {"quantization_config": _compressed([CHANNEL], ignore=["model.layers.0.mlp.experts"])}
@@ -224,35 +190,9 @@ def _full(name: str) -> str:
     return name if name.startswith("model.") else f"model.language_model.{name}"
 
 
-@pytest.mark.parametrize(
-    ("name", "scheme"),
-    [
-        ("FP8_PER_CHANNEL_PER_TOKEN", Scheme.FP8_CHANNEL),
-        ("FP8_PB_WO", Scheme.FP8_BLOCK),
-        ("FP8_BLOCK_SCALES", Scheme.FP8_BLOCK),
-    ],
-)
-def test_modelopt_fp8(name: str, scheme: Scheme) -> None:
-    row = {"quant_method": "modelopt", "quant_algo": name, "ignore": ["lm_head"]}
-    table = _table(row)
-    assert table["layers.0.mlp.up_proj"] is scheme
-    assert table["lm_head"] is Scheme.PLAIN
-
-
-def test_compressed_block_fp8() -> None:
-    weights = EIGHT | {"strategy": "block", "block_structure": [128, 128]}
-    inputs = EIGHT | {"strategy": "group", "group_size": 128, "dynamic": True}
-    table = _table(_compressed([_group(weights, inputs)]))
-    assert table["layers.0.mlp.up_proj"] is Scheme.FP8_BLOCK
-
-
+# What else: test_foreign_formats.py.
 REFUSED: list[tuple[Json, str]] = [
-    *(({"quant_method": m}, m) for m in ("bitsandbytes", "mxfp4", "torchao")),
-    ({"bits": 4}, "MLX 4-bit"),
-    *(
-        ({"quant_method": "modelopt", "quant_algo": a}, a)
-        for a in ("INT8_SQ", "W4A8_AWQ", "NVFP4_AWQ", "MXFP8")
-    ),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "NVFP4_AWQ"),
     (
         {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO", "group_size": 64},
         "FP8_PB_WO: group_size is 64, not 128",
@@ -271,10 +211,7 @@ REFUSED: list[tuple[Json, str]] = [
     ),
     (_compressed([]), "without config_groups"),
     (_compressed([_group(PACKED | {"group_size": 32}, None)]), "MXFP4"),
-    (
-        _compressed([_group(EIGHT, EIGHT | {"dynamic": True})]),
-        "FP8 .tensor. with dynamic float8",
-    ),
+    (_compressed([_group(EIGHT, EIGHT | {"dynamic": True})]), "FP8 .tensor. with dynamic float8"),
     (_compressed([_group(EIGHT, EIGHT | {"strategy": "token"})]), "FP8 .tensor. with static"),
     (_compressed([_group(EIGHT, None)]), "FP8 .tensor. with 16-bit"),
     (_compressed([_group(PACKED, None)], sparsity_config={"format": "x"}), "^sparsity .*'x'"),

@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spark_engine.builder.build import build
-from spark_engine.builder.plan.options import Options
 from spark_engine.errors import CheckpointError
 from spark_engine.interface import Limits, Precision
 from spark_engine.models.build_network import build_network
@@ -129,13 +127,3 @@ def test_a_draft_heads_expert_may_lack_its_scale(tmp_path: Path) -> None:
     write_shards(tmp_path, tensors, 1)
     model = open_model(tmp_path)
     assert model.has_drafts and model.table["mtp.layers.0.mlp.experts"] == "nvfp4_a4"
-
-
-def test_a_build_reports_it(tmp_path: Path) -> None:
-    tensors = _tensors(tmp_path / "model", "nvfp4_a4")
-    del tensors[f"{EXPERTS}.2.down_proj.input_scale"]
-    write_shards(tmp_path / "model", tensors, 1)
-    options = Options(decode=(1,), prefill=(64,), max_seqs=1, max_context=64)
-    report = build(tmp_path / "model", tmp_path / "engine", options, lambda text: None)
-    said = [note for note in report.notes if "input scales of experts" in note]
-    assert len(said) == 1 and "1 of 8" in said[0]

@@ -84,32 +84,3 @@ def test_a_damaged_head_that_is_asked_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="--draft-dtype: the checkpoint's draft head is not used"):
         planned(path, Options(target="sm_121a", draft_dtype="checkpoint"))
     assert planned(path, Options(target="sm_121a", drafts=0))[1].notes == ()
-
-
-def test_an_index_that_names_a_head_that_no_file_has(tmp_path: Path) -> None:
-    """As of a merge with the index of its base."""
-    import json
-
-    path = tmp_path / "model"
-    write_checkpoint(path, SMALL, shards=2)
-    opened = open_checkpoint(path)
-    head = [n for n in opened.tensors if n.startswith("mtp.")]
-    kept = {n: opened.read(n).copy() for n in opened.tensors if n not in head}
-    for file in path.glob("*.safetensors"):
-        file.unlink()
-    write_shards(path, kept, 2)
-    index = path / "model.safetensors.index.json"
-    table = json.loads(index.read_text())
-    table["weight_map"] |= dict.fromkeys(head, "model-00002-of-00002.safetensors")
-    index.write_text(json.dumps(table))
-    model, plan = planned(path, GPU)
-    assert plan.draft is None
-    assert plan.notes[0].startswith(
-        "the checkpoint's files hold no tensor of the draft head (mtp.*)"
-    )
-    assert (
-        model.checkpoint is not None and f"names {len(head)} tensors" in model.checkpoint.notes[0]
-    )
-    few = {"decode": (1,), "prefill": (64,), "max_seqs": 1, "max_context": 64}
-    report = build(path, tmp_path / "engine", Options(**few), lambda text: None)  # type: ignore[arg-type]
-    assert any("tensors that no file has" in note for note in report.notes)

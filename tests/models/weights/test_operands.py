@@ -105,17 +105,6 @@ def test_experts(tmp_path: Path, format: str) -> None:
         assert params["h_scale"][7] == pytest.approx(down)
 
 
-@pytest.mark.parametrize("format", ["bf16", "f32"])
-def test_fused_experts_are_read_as_they_are_stored(tmp_path: Path, format: str) -> None:
-    written = write_checkpoint(tmp_path, format=format, moe=True, experts="fused")
-    model = open_model(tmp_path)
-    module = "layers.0.mlp.experts"
-    params = expert_operands(model, _experts(model, 0))
-    assert {n: r.op for n, r in params.items()} == {"w13": "finite", "w2": "finite"}
-    got = _read(model, params["w13"]).astype(np.float32)
-    assert np.array_equal(got, written.values[f"model.{module}.gate_up_proj"])
-
-
 def test_blocks_that_do_not_tile_gate_and_up(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, {"moe_intermediate_size": 192}, "fp8_block", moe=True)
     model = open_model(tmp_path)

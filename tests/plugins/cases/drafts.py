@@ -213,28 +213,28 @@ SLOTS, STARTS, COUNTS = (3, -1, 0, 6, 5, 1), (61, WILD, 0, 90, 18, 130), (4, 0, 
 
 
 def _match_drafts(
-    label: str, ids: int, least: int, held: int, page: int = 16, most: int = 7
+    label: str, ids: int, least: int, held: int, page: int = 16, most: int = 7, far: int = 0
 ) -> Case:
-    """Texts of so few ids that parts of them repeat; two rows end with a copy of a part."""
+    """Texts of so few ids that parts of them repeat; two rows end with a copy of a part. `far` more
+    ids are before the part of one row."""
+    begins = (*STARTS[:3], STARTS[3] + far, *STARTS[4:])
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        pages, table = rounds.paged(rng, page, 140)
+        pages, table = rounds.paged(rng, page, 140 + far)
         last = rng.integers(0, ids, UNITS + 1)
         drafts = rng.integers(0, ids, (UNITS + 1, most))
-        for row, slot in enumerate(SLOTS):
-            end = STARTS[row] + COUNTS[row]
-            if slot < 0:
-                continue
+        for row, slot in [(r, s) for r, s in enumerate(SLOTS) if s >= 0]:
+            end, same = begins[row] + COUNTS[row], 20 + far * (row == 3)
             text = rng.integers(0, ids, end + 1)
             text[rng.integers(0, end + 1, end // 20)] = -1
             if row in (3, 5):  # of which the head agrees with one
-                text[-20:] = text[20:40] = np.abs(text[20:40])
-                drafts[slot, 0] = abs(text[40]) + row - 3
+                text[-20:] = text[same : same + 20] = np.abs(text[same : same + 20])
+                drafts[slot, 0] = abs(text[same + 20]) + row - 3
             text[-1] = last[slot] = abs(text[-1])
             at = np.arange(end + 1)  # a draft that was rejected may have left any id at `end`
             pages[table[slot, at // page], 0, at % page, 0] = text
         last[-1], drafts[-1], drafts[:, held:] = -WILD, -WILD, -WILD
-        rows = [np.asarray(x, np.int32) for x in (SLOTS, STARTS, COUNTS)]
+        rows = [np.asarray(x, np.int32) for x in (SLOTS, begins, COUNTS)]
         return (pages, table, *(np.asarray(x, np.int32) for x in (last, drafts)), *rows)
 
     return Case(label, {"least": least, "held": held}, make, ignore=without_scratch(1))
@@ -247,6 +247,7 @@ MATCH_DRAFTS = (
     _match_drafts("short matches, with the head", 3, 2, 1, most=3),
     _match_drafts("one id again and again", 1, 6, 7),
     _match_drafts("no match", 1 << 20, 16, 2),
+    _match_drafts("more than all threads load at once", 1 << 20, 6, 0, 64, far=70_000),
 )
 
 
@@ -331,9 +332,8 @@ def _shift_ids(given: Round) -> Case:
     return Case(rounds.label(given), {"tile": given.tile}, make)
 
 
-SHIFT_IDS_PREFILL = Round(64, (3, 3, -1, 1, 5), (64, 9, 0, 1, 63))
-
-SHIFT_IDS = tuple(_shift_ids(r) for r in (SHIFT_IDS_PREFILL, *rounds.ROUNDS))
+PREFILL = Round(64, (3, 3, -1, 1, 5), (64, 9, 0, 1, 63))
+SHIFT_IDS = tuple(_shift_ids(r) for r in (PREFILL, *rounds.ROUNDS))
 
 
 def _store_ids(given: Round, starts: tuple[int, ...], page: int = 16) -> Case:
@@ -349,12 +349,9 @@ def _store_ids(given: Round, starts: tuple[int, ...], page: int = 16) -> Case:
     return Case(label, attrs, make, ignore=without_scratch(0))
 
 
-STORE_IDS_PREFILL = Round(64, (3, 3, -1, 1, 5), (64, 9, 0, 1, 63))
-
 CROSSING = (14, 3, 0, 62, 15, 33)  # rows cross pages
-
 STORE_IDS = (
-    _store_ids(STORE_IDS_PREFILL, (64, 128, 0, 7, 0)),
+    _store_ids(PREFILL, (64, 128, 0, 7, 0)),
     *(_store_ids(given, CROSSING[: given.rows]) for given in rounds.ALL),
     _store_ids(rounds.ROUNDS[0], CROSSING, 64),
 )

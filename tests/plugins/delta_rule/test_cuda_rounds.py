@@ -13,6 +13,7 @@ from spark_engine.plugins.ops.delta_rule import gdn_decode  # noqa: E402
 from spark_engine.tensors import Array, DType  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
 from tests.plugins.cases.delta_rule import gated_delta as gated_delta_cases
+from tests.plugins.delta_rule.test_long_rounds import far, in_rounds, sequence_of
 from tests.plugins.delta_rule.test_rounds import (  # noqa: E402
     PROMPTS,
     Sequence_,
@@ -50,9 +51,13 @@ class OnGpu:
         return cuda_node.run(self.bench, names.get(self.tactic, works[0]), arrays)
 
 
+# Their rounds have the bits of single tokens; the others take a round's tokens at once.
+ONE_BY_ONE = [t.name for t in gdn_decode.OP.cuda.tactics if "chunk" not in t.name]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("fused", [False, True], ids=["parts", "fused"])
-@pytest.mark.parametrize("tactic", [t.name for t in gdn_decode.OP.cuda.tactics])
+@pytest.mark.parametrize("tactic", ONE_BY_ONE)
 @pytest.mark.parametrize("form", KERNELS)
 def test_kernels_give_the_bits_of_single_tokens(
     form: str, tactic: str, fused: bool, bench: cuda_node.Bench
@@ -62,7 +67,7 @@ def test_kernels_give_the_bits_of_single_tokens(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tactic", [t.name for t in gdn_decode.OP.cuda.tactics])
+@pytest.mark.parametrize("tactic", ONE_BY_ONE)
 @pytest.mark.parametrize("form", KERNELS)
 def test_kernels_with_drafts_give_the_bits_of_those_without(
     form: str, tactic: str, bench: cuda_node.Bench
@@ -77,3 +82,17 @@ def test_kernels_with_drafts_give_the_bits_of_those_without(
         for sequence in (drafted, plain)
     ]
     assert y[0] == y[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("values", [2, 3])
+def test_tokens_at_once_are_as_far_off_as_one_by_one(values: int, bench: cuda_node.Bench) -> None:
+    """After 2,000 tokens: test_long_rounds.py has float64's figures; y is rounded to bf16."""
+    launch = replace(SERVED, values=values)
+    names = ("small registers", "small chunk", "small grouped chunk")
+    computes = [OnGpu(bench, name) for name in names]
+    one, *others = (in_rounds(sequence_of(launch, c, 2_000), 2_000) for c in computes)
+    for name, found in zip(names[1:], others, strict=True):
+        y, state = (far(*(x.astype(float) for x in xs)) for xs in zip(found, one, strict=True))
+        print(f"{name}: y {y:.2e}, state {state:.2e}")
+        assert y < 1e-3 and 0 < state < 1e-6

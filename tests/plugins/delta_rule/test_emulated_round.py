@@ -2,7 +2,7 @@
 what is not read is NaN, outputs before the launch too."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,9 @@ from tests.plugins.delta_rule import test_rounds as rounds
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
 OP = gdn_decode.OP
 TACTICS = {t.name: t for t in OP.cuda.tactics}
+AT_ONCE = [name for name in TACTICS if "chunk" in name]  # a round's tokens; the others one by one
+ROUNDS = gdn_decode_cases.ROUNDS
+TRIED = [(n, case) for n in TACTICS for case in (ROUNDS if n in AT_ONCE else ROUNDS[::9])]
 
 
 def run(tactic: Tactic, attrs: Attrs, arrays: tuple[Array, ...], cache: Path) -> list[Array]:
@@ -29,9 +32,8 @@ def run(tactic: Tactic, attrs: Attrs, arrays: tuple[Array, ...], cache: Path) ->
     return emulated.run(plan, tactic.source, arrays, outs, cache, True, OP.aliases(attrs))
 
 
-@pytest.mark.parametrize("tactic", TACTICS)
-@pytest.mark.parametrize("case", [*gdn_decode_cases.ROUNDS[::9]], ids=lambda c: c.label)
-def test_a_round(case: Case, tactic: str, cache: Path) -> None:
+@pytest.mark.parametrize(("tactic", "case"), TRIED, ids=lambda x: getattr(x, "label", x))
+def test_a_round(tactic: str, case: Case, cache: Path) -> None:
     arrays = case.inputs(np.random.default_rng(1))
     got = tuple(run(TACTICS[tactic], case.attrs, arrays, cache))
     want = tuple(o.copy() for o in OP.reference(case.attrs, arrays))
@@ -46,18 +48,42 @@ def test_a_round(case: Case, tactic: str, cache: Path) -> None:
 
 @dataclass(frozen=True)
 class Emulated:
-    """The fused op by a tactic, all else by the reference."""
+    """The fused op by a tactic, of tokens one by one only if it takes them so; all else by the
+    reference."""
 
     tactic: Tactic
     cache: Path
 
     def __call__(self, op: Op, attrs: Attrs, operands: dict[str, Array]) -> Sequence[Array]:
-        if op is not OP:
+        if op is not OP or (self.tactic.name in AT_ONCE and attrs.get("tile", 1) == 1):
             return rounds.by_reference(op, attrs, operands)
         return run(self.tactic, attrs, tuple(operands.values()), self.cache)
 
 
-@pytest.mark.parametrize(("tactic", "form"), [("registers", "f32"), ("wide grouped", "short ring")])
+@pytest.mark.parametrize(("tactic", "form"), [("registers", "f32"), ("grouped", "short ring")])
 def test_rounds_give_the_bits_of_single_tokens(tactic: str, form: str, cache: Path) -> None:
     compute = Emulated(TACTICS[tactic], cache)
     rounds.check_rounds(rounds.FORMS[form], rounds.PROMPTS["from nothing"], compute, True)
+
+
+@pytest.mark.parametrize("tactic", AT_ONCE)
+@pytest.mark.parametrize("form", ["f32", "short ring"])
+def test_tokens_at_once_follow_the_reference(form: str, tactic: str, cache: Path) -> None:
+    """However many tokens of each round were kept, y and the states are those of single tokens."""
+    launch, where = rounds.FORMS[form], rounds.PROMPTS["prompts between"]
+    single = rounds.Sequence_(launch, rounds.by_reference, True)
+    want, states = [], {}
+    for end, y in rounds.followed(single, rounds.one_by_one(rounds.TOKENS - 8, where)):
+        want.extend(y)
+        states[end] = dict(single.states)
+    for tile in (3, 4):
+        parts = rounds.in_rounds(rounds.TOKENS - 8, tile, where, np.random.default_rng(tile))
+        compute = Emulated(TACTICS[tactic], cache)
+        drafted = rounds.Sequence_(replace(launch, tile=tile), compute, True)
+        for end, y in rounds.followed(drafted, parts):
+            np.testing.assert_allclose(y, want[end - len(y) : end], rtol=1e-3, atol=1e-4)
+        mine = drafted.after_one_more(end, drafted.states)
+        theirs = single.after_one_more(end, states[end])
+        for pair in zip(mine, theirs, strict=True):
+            got, true = (np.frombuffer(x, np.float32) for x in pair)
+            np.testing.assert_allclose(got, true, rtol=1e-4, atol=1e-5)

@@ -13,12 +13,7 @@ import pytest
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Op
 from spark_engine.plugins.ops.delta_rule import causal_conv, gated_delta, gdn_decode
-from spark_engine.plugins.state.replay_ring import (
-    Ring,
-    ring_behind,
-    ring_records,
-    whole_state,
-)
+from spark_engine.plugins.state.replay_ring import Ring, ring_behind, ring_records, whole_state
 from spark_engine.tensors import Array, DType
 from tests.plugins import one_node
 from tests.plugins.cases.delta_rule import gated_delta as gated_delta_cases
@@ -71,11 +66,17 @@ class Sequence_:
     A rejected token's columns are random, those of an accepted one the sequence's own.
     """
 
-    def __init__(self, launch: gated_delta_cases.Launch, compute: Compute, fused: bool) -> None:
+    def __init__(
+        self,
+        launch: gated_delta_cases.Launch,
+        compute: Compute,
+        fused: bool,
+        tokens: int = TOKENS,
+    ) -> None:
         self.launch, self.compute, self.fused = launch, compute, fused
         rng = np.random.default_rng(17)
-        whole = replace(launch, tile=1, slots=(SLOT,) * TOKENS, starts=tuple(range(TOKENS)))
-        whole = replace(whole, counts=(1,) * TOKENS, units=UNITS)
+        whole = replace(launch, tile=1, slots=(SLOT,) * tokens, starts=tuple(range(tokens)))
+        whole = replace(whole, counts=(1,) * tokens, units=UNITS)
         arrays = gdn_decode_cases.Launch(whole).inputs(rng)
         attrs = gdn_decode_cases.Launch(whole).attrs
         self.given = dict(zip(gdn_decode.OP.names(attrs, len(arrays)), arrays, strict=True))

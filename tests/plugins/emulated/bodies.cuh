@@ -251,6 +251,18 @@ void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   mma_halves(d, a, b0, b1, from_f16);
 }
+void mma_tf32(float (&d)[4], const float (&a)[4], float b0, float b1) {
+  const float mine[] = {a[0], a[1], a[2], a[3], b0, b1};
+  u32 bits[6];
+  memcpy(bits, mine, sizeof bits);
+  const auto all = gathered({bits[0], bits[1], bits[2], bits[3], bits[4], bits[5]});
+  const auto value = [](u32 x) -> double { return __uint_as_float(x & 0xffffe000u); };
+  const auto of_a = [&](int row, int k) {
+    return value(all[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2]);
+  };
+  const auto of_b = [&](int column, int k) { return value(all[column * 4 + k % 4][4 + k / 4]); };
+  add_products<8>(d, of_a, of_b);
+}
 void mma_e4m3(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   const auto all = gathered({a[0], a[1], a[2], a[3], b0, b1});
   const auto of_a = [&](int row, int k) -> double {

@@ -24,5 +24,6 @@ void store_matrix_transposed(Address row, const u32 (&r)[4]) {
 }
 void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1);
 void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1);
+void mma_tf32(float (&d)[4], const float (&a)[4], float b0, float b1);
 void mma_e4m3(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1);
 void mma_nvfp4(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scale_a, u32 scale_b);

@@ -331,6 +331,7 @@ template <int PENDING>
 void wait_copies() {
   wait_copies_but(PENDING);
 }
+inline u32 load_if(bool there, const u32* p) { return there ? *p : 0; }
 inline uint4 load_if16(bool there, const void* p) { return there ? *(const uint4*)p : uint4{}; }
 inline void store_shared16(u32 to, u32 a, u32 b, u32 c, u32 d) {
   const uint4 v = {a, b, c, d};

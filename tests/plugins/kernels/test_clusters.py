@@ -9,7 +9,8 @@ from tests.plugins import cuda_node
 
 OPS = [op for op in registry.OPS if op.cuda.tactics]
 ONE = (1, 1, 1)
-USERS = {"grouped_moe", "int4_linear", "linear", "moe_norm_quant", "moe_router", "nvfp4_linear"}
+LINEARS = {"int4_linear", "linear", "nvfp4_linear"}
+USERS = {"act_quant", "fp8_quant", "grouped_moe", "moe_norm_quant", "moe_router"} | LINEARS
 
 
 def clusters(op: Op, target: Target) -> set[tuple[int, int, int]]:

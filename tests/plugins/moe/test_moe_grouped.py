@@ -191,8 +191,8 @@ class Rows:
     """A plan's kernels on rows of one number, which depends on every row and id that was read."""
 
     def __init__(self, plan: Plan, x: Array, ids: Array, weights: Array, quant: int) -> None:
-        self.k1, self.by_pair, self.plan = ids.shape[1], quant in (1, 3), plan
-        self.apart = quant not in (0, 2)  # by separate launches
+        self.k1, self.plan = ids.shape[1], plan
+        self.apart = quant in (1, 3)  # x and h are quantised by launches, by expert
         self.places: dict[tuple[str, int], Array] = {
             ("input", 0): x,
             ("input", 1): ids.reshape(-1),
@@ -211,22 +211,19 @@ class Rows:
         return self.places["output", 0]
 
     def at(self, arg: Arg) -> Array:
-        nothing = np.empty(0)
-        return (
-            self.places.get((arg.kind, arg.index), nothing) if isinstance(arg, Pointer) else nothing
-        )
+        key = (arg.kind, arg.index) if isinstance(arg, Pointer) else ("", 0)
+        return self.places.get(key, np.empty(0))
 
     def quantise_x(self, launch: Launch, start: int, args: list[Array]) -> None:
         x, ids, _, out, *_ = args
         for row in range(launch.grid[0]):
-            token = row // self.k1 if self.by_pair else row
-            out[row] = x[start + token] + 1e-3 * ids[start * self.k1 + row] * self.by_pair
+            out[row] = x[start + row // self.k1] + 1e-3 * ids[start * self.k1 + row]
 
     def moe_up(self, launch: Launch, start: int, args: list[Array]) -> None:
         x, ids, h = args[0], args[1], args[6]
         first = 0 if self.apart else start  # x is scratch memory where it was quantised
         for pair in range(scalars(launch)[0] * self.k1):
-            row = pair if self.by_pair else pair // self.k1
+            row = pair if self.apart else pair // self.k1
             h[pair] = x[first + row] + 100 * ids[start * self.k1 + pair]
 
     def quantise_h(self, launch: Launch, start: int, args: list[Array]) -> None:

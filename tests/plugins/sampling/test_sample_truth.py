@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_engine.op import Case
@@ -25,6 +25,7 @@ from tests.oracles.sampler_truth import Row
 from tests.plugins import one_node
 from tests.plugins.run_op import run
 from tests.plugins.sampling import sample_rows
+from tests.runtime.generated import tried
 
 if TYPE_CHECKING:
     from tests.plugins.cuda_node import Bench
@@ -318,13 +319,7 @@ def session() -> Sampler:
 PINNED = [(name, value) for name, values in sample_rows.CHOICES.items() for value in values]
 
 
-@settings(
-    max_examples=80,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),  # a loaded machine is no fault of the sampler's
-)
+@tried(2)
 @given(seed=st.integers(0, 1 << 32), pinned=st.sampled_from(PINNED))
 def test_any_row_is_drawn_as_the_truth_draws_it(
     session: Sampler, seed: int, pinned: tuple[str, float]

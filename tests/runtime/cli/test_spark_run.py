@@ -8,10 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -24,6 +24,7 @@ from spark_engine.manifest import FORMAT
 from spark_engine.runtime.cli import spark_run as cli
 from spark_engine.runtime.cli.spark_run import main
 from spark_engine.runtime.offline import embedded
+from spark_engine.runtime.server.process import server
 from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 from spark_engine.runtime.text.tokenizer import Tokenizer
@@ -136,10 +137,7 @@ WRONG = [
     (("--serve", "--cache-gib", "inf"), "--cache-gib is inf"),
     (("--serve", "--cache-gib", "much"), "'much' is not a valid float"),
     (("--serve", "--cache-gib", "1e-9"), "--cache-gib is 9.31e-10; a prefix takes"),
-    (
-        ("--prompt", "a", "--cache-gib", "1"),
-        "--cache-gib does nothing with --prompt",
-    ),
+    (("--prompt", "a", "--cache-gib", "1"), "--cache-gib does nothing with --prompt"),
     (("--prompt", "a", "--cache-gib", "0"), "--cache-gib does nothing with --prompt"),
     (
         ("--prompt", "a", "--policy", "latency"),
@@ -327,55 +325,12 @@ def _until(ok: Any, seconds: float) -> None:
         time.sleep(0.05)
 
 
-def _free(base: str) -> str:
-    lines = patient.get(base + "/metrics", verify=False).text.splitlines()
-    return next(line.rsplit(" ")[-1] for line in lines if line.startswith("spark:free_slots{"))
-
-
 def test_the_server_says_what_the_command_says(engine: Path, url: str) -> None:
     ask = ("--prompt", "a bear", "--max-tokens", 9, "--temperature", 0, "--ignore-eos")
     want = _json(engine, *ask)["token_ids"]
     body = {"prompt": "a bear", "max_tokens": 9, "temperature": 0, "ignore_eos": True}
     got = patient.post(url + "/v1/completions", json={**body, "return_token_ids": True}).json()
     assert got["choices"][0]["token_ids"] == want
-
-
-def test_32_clients_on_a_real_engine_get_what_each_would_get_alone(url: str) -> None:
-    client = openai.OpenAI(base_url=url + "/v1", api_key="x", max_retries=0, timeout=300)
-
-    def ask(i: int) -> tuple[str, Any]:
-        answer = client.completions.create(
-            model="small",
-            prompt="b" * (1 + 5 * i),
-            max_tokens=4 + i % 7,
-            seed=i,
-            extra_body={"ignore_eos": True},
-        )
-        return answer.choices[0].text, answer.usage.completion_tokens  # type: ignore[union-attr]
-
-    with ThreadPoolExecutor(32) as pool:
-        together = list(pool.map(ask, range(32)))
-    assert [count for _, count in together] == [4 + i % 7 for i in range(32)]
-    assert [ask(i) for i in range(0, 32, 5)] == together[::5]
-    assert _free(url) == str(float(small_engine.SLOTS))
-
-
-def test_a_chat_on_a_real_engine_streams_what_it_gives_whole(url: str) -> None:
-    client = openai.OpenAI(base_url=url + "/v1", api_key="x", max_retries=0, timeout=300)
-    ask: Any = {
-        "model": "small",
-        "messages": [{"role": "user", "content": "hi"}],
-        "seed": 3,
-        "max_tokens": 40,
-        "extra_body": {"chat_template_kwargs": {"enable_thinking": False}, "ignore_eos": True},
-    }
-    whole = client.chat.completions.create(**ask)
-    options = {"include_usage": True}
-    chunks = list(client.chat.completions.create(**ask, stream=True, stream_options=options))
-    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert text == whole.choices[0].message.content != ""
-    counts = [usage and usage.completion_tokens for usage in (chunks[-1].usage, whole.usage)]
-    assert counts == [40, 40]  # the prompt of the second was cached
 
 
 def test_a_thought_within_its_budget_on_a_real_engine(engine: Path, url: str) -> None:
@@ -396,13 +351,6 @@ def test_a_thought_within_its_budget_on_a_real_engine(engine: Path, url: str) ->
     assert ids[3 : 3 + len(close)] == close and len(ids) == 3 + len(close) + 5
     assert "limited time" in choice.message.reasoning_content  # type: ignore[attr-defined]
     assert tokenizer.decode(ids[3 + len(close) :]).strip("\n") == (choice.message.content or "")
-
-
-def test_a_real_request_that_is_left_frees_its_slot(url: str) -> None:
-    body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True, "n": 2}
-    with httpx.stream("POST", url + "/v1/completions", json=body, timeout=60) as response:
-        next(response.iter_lines())
-    _until(lambda: _free(url) == str(float(small_engine.SLOTS)), 90)
 
 
 def test_where_the_embedded_engine_belongs(tmp_path: Path) -> None:
@@ -434,3 +382,21 @@ def test_an_embedded_engine_is_built_when_missing_or_older(engine: Path, tmp_pat
     (checkpoint / "config.json").write_text("{")
     with pytest.raises(EngineError, match="building the embedded model failed"):
         embedded.build(checkpoint, folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "closed"),
+    [((), False), (("--log-format", "json"), True), (("--device", "0"), True)],
+)
+def test_an_early_process_serves_unless_options_change_what_it_began_with(
+    bare: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], closed: bool
+) -> None:
+    """Its standard error, and the GPU that its driver sees."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(cli, "_check_device", lambda *_: None)
+    seen: list[object] = []
+    monkeypatch.setattr(server, "run", lambda folder, options, early: seen.append(early) or 0)
+    early = SimpleNamespace(close=lambda: seen.append("closed"))
+    done = CliRunner().invoke(main, [str(bare), "--serve", *words], obj=early)
+    assert done.exit_code == 0, done.output
+    assert seen == [*["closed"] * closed, early]

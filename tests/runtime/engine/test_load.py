@@ -18,7 +18,7 @@ from spark_engine.manifest import bytes_of
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine import detect
 from spark_engine.runtime.engine import load as module
-from spark_engine.runtime.engine.capacity import check_capacity
+from spark_engine.runtime.engine.detect import check_capacity
 from spark_engine.runtime.engine.load import load
 from tests.checkpoints import write_checkpoint
 

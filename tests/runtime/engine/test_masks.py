@@ -198,11 +198,23 @@ def test_only_steps_that_need_masks_of_unread_tokens_are_split() -> None:
     assert calls["decode launch_to_sample"] == 11
 
 
-def test_a_grammar_that_fails_ends_its_request_alone() -> None:
+class Panic(BaseException):
+    """As a library's that is no Exception of Python's."""
+
+
+class Panics(Only):
+    def fill(self, row: Words) -> bool:
+        raise Panic("no such rule")
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_grammar_that_fails_ends_its_request_alone(made: bool) -> None:
+    """While it is made, or when its mask is."""
+
     def grammars(text: str) -> Only:
-        if text == "bad":
+        if text == "bad" and not made:
             raise ValueError("no such rule")
-        return Only(17)
+        return Panics(17) if text == "bad" else Only(17)
 
     one = engine(grammars)
     for text in ("bad", "good"):
@@ -368,22 +380,6 @@ def test_a_step_waits_twice_the_bound_at_most(monkeypatch: pytest.MonkeyPatch) -
         gate.set()
     assert over < 2.7 * bound
     assert [e.finish for e in events if e.finish] == [FinishReason.ERROR] * 4
-
-
-def test_a_panic_of_a_grammar_ends_its_request_alone() -> None:
-    class Panic(BaseException):
-        """As a library's that is no Exception of Python's."""
-
-    class Panics(Only):
-        def fill(self, row: Words) -> bool:
-            raise Panic("index out of bounds")
-
-    one = engine(lambda text: Panics(17) if text == "bad" else Only(17))
-    for text in ("bad", "good"):
-        one.submit(request(grammar=text))
-    events = run(one)
-    assert events[0][-1].message == "the grammar failed: index out of bounds"
-    assert tokens(events[1]) == [17] * 12
 
 
 def test_a_slow_grammar_is_waited_for_once_and_then_by_itself() -> None:

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.engine.request import Request
+from tests.runtime.generated import tried
 from tests.runtime.random_engines import (
     OPTIONS,
     compare,
@@ -66,14 +67,7 @@ def repeating(rng: random.Random, stem: tuple[int, ...]) -> Request:
     return replace(made, prompt=prompt, params=params, priority=rng.choice((0, 0, 1)))
 
 
-@settings(
-    max_examples=max(2, settings().max_examples // 25),  # 2 of each; 40 in `make soak`
-    derandomize=True,
-    deadline=None,
-    database=None,
-    phases=(Phase.generate,),  # a smaller example costs more than it tells
-    suppress_health_check=list(HealthCheck),
-)
+@tried(1 / 25, shrink=False)
 @given(seed=st.integers(0, 2**32), depth=st.integers(0, 1), few=st.booleans(), chosen=st.booleans())
 def test_traces_with_drafts_equal_undrafted_solo_runs(
     drafting: Drafting, seed: int, depth: int, few: bool, chosen: bool

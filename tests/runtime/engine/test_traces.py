@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_engine.interface import DECODE, PREFILL, Limits, drafts_of, verify_family
@@ -50,6 +50,7 @@ from tests.runtime.fake_executor import (
     build_fake,
     poison_free,
 )
+from tests.runtime.generated import tried
 
 MOST_PASSED = -(-340 // 64)  # tiles that go before those of the longest sequence
 BOUNDED = (
@@ -405,37 +406,19 @@ def compare_with_solo_runs(trace: Trace, watch: Watch, arrived: dict[int, Arriva
             automaton.follows(arrival.request.constraint, tokens_of(events))
 
 
-@settings(
-    max_examples=3 * settings().max_examples,  # 300; 3,000 in `make soak`
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@tried(3)
 @given(traces())
 def test_traces_equal_solo_runs(trace: Trace) -> None:
     check_trace(trace)
 
 
-@settings(
-    max_examples=settings().max_examples,  # 100; 1,000 in `make soak`
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@tried()
 @given(traces(most_drafts=7))
 def test_traces_of_rounds_of_drafts_equal_solo_runs_without(trace: Trace) -> None:
     check_trace(trace)
 
 
-@settings(
-    max_examples=2 * settings().max_examples,  # 200; 2,000 in `make soak`
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@tried(2)
 @given(trace=forks())
 def test_traces_of_shared_beginnings_equal_solo_runs(
     monkeypatch: pytest.MonkeyPatch, trace: Trace
@@ -468,13 +451,7 @@ def picture(start: int, rows: int, columns: int, pixel: int) -> Image:
     return Image(start, rows, columns, pixels, digest)
 
 
-@settings(
-    max_examples=settings().max_examples,  # 100; 1,000 in `make soak`
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@tried()
 @given(trace=forks(), seed=st.integers(0, 2**32))
 def test_traces_with_images_equal_solo_runs(
     monkeypatch: pytest.MonkeyPatch, trace: Trace, seed: int

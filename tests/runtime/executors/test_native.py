@@ -1,6 +1,5 @@
 """The native executor over a fake GPU in numpy: staging, tables, states, snapshots, closing."""
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -338,36 +337,6 @@ def test_equal_cubins_are_loaded_once_and_keep_the_most_shared_memory(
         engine.open(header(), payload({**BODY, "kernels": kernels}), Path(), 1)
     gpu: Any = engine.gpu
     assert gpu.modules == [b"cubin"] and gpu.allowed == dict.fromkeys(KERNELS, 300)
-
-
-def test_weights_that_were_changed_are_refused_before_anything_runs(
-    gpu: FakeGpu, tmp_path: Path
-) -> None:
-    write_weights(
-        tmp_path / "weights.safetensors",
-        plan_weights([TensorSpec("w", DType.F32, (2,))]),
-        [np.zeros(2, "f4")],
-    )
-
-    def check(name: str, index: int, digest: str) -> None:
-        assert digest == hashlib.sha256((tmp_path / "weights.safetensors").read_bytes()).hexdigest()
-        raise EngineError(f"{name} was changed")
-
-    folder: Any = SimpleNamespace(
-        manifest=SimpleNamespace(
-            buckets=[Bucket("decode", ROWS, 1, "f", 1024, 0, 0, 0)],
-            card="h200",
-            states=STATES,
-            tables=tables(LIMITS),
-        ),
-        weights_of=lambda rank: tmp_path / "weights.safetensors",
-        check_chunk=check,
-    )
-    engine = native.NativeEngine(folder, lambda available: 0, lambda stage: None)
-    with pytest.raises(EngineError, match=r"weights\.safetensors was changed"):
-        engine.wait()
-    engine.close()
-    assert gpu.held == NOTHING
 
 
 def test_a_payload_that_wants_more_scratch_memory_is_refused(engine: native.NativeEngine) -> None:

@@ -5,6 +5,7 @@ The engine is built with `--invariant`: a sequence's bits depend neither on its 
 rows.
 """
 
+import json
 import random
 from pathlib import Path
 
@@ -15,6 +16,7 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 from spark_engine.builder.build import build  # noqa: E402
 from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.device.gpu import architecture  # noqa: E402
+from spark_engine.interface import BLOCKS, MTP  # noqa: E402
 from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams  # noqa: E402
 from spark_engine.runtime.text.tokenizer import Tokenizer  # noqa: E402
@@ -41,46 +43,54 @@ Said = dict[int, list[tuple[int, float | None]]]
 FORMATS = ("bf16", "fp8_block", "ct_fp8_channel", "nvfp4_a4", "gptq", "ct_int4")
 CASES = ["tiny", *(f"{kind} {format}" for format in FORMATS for kind in ("dense", "moe"))]
 CASES += [f"drafter {dtype}" for dtype in ("checkpoint", "nvfp4", "fp8")]  # a block drafter's
+BOTH = "both nvfp4"  # the embedded model's head, and a block drafter
+CASES.append(BOTH)
 
 
 @pytest.fixture(scope="module", params=CASES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An engine for this GPU, in buckets of 1, 16 and 64 rows."""
+    """An engine for this GPU, in buckets of 1, 16 and 64 rows; of BOTH with few pages."""
     assert HERE is not None
     made, checkpoint = tmp_path_factory.mktemp("drafts") / "engine", TINY
     kind, _, format = request.param.partition(" ")
-    drafter: dict[str, str] = {}
-    if kind == "drafter":
-        checkpoint = made.parent / "checkpoint"
-        target = write_checkpoint(checkpoint, {"hidden_size": 256, "intermediate_size": 512}).config
+    verify: tuple[tuple[int, int], ...] = (1, 1), (1, 3), (16, 3), (64, 1), (64, 3)
+    more: dict[str, object] = {}
+    if kind in ("drafter", "both"):
+        target = json.loads((TINY / "config.json").read_text())
+        if kind == "both":
+            verify, more = (*verify, (1, 7), (64, 7)), {"kv_tokens": 64 * 12}
+        else:
+            checkpoint, wide = made.parent / "checkpoint", {"hidden_size": 256}
+            target = write_checkpoint(checkpoint, {**wide, "intermediate_size": 512}).config
         sizes = {"intermediate_size": 256, "head_dim": 64, "sliding_window": 100}
         path = write_drafter(made.parent / "drafter", target, **sizes)
-        drafter = {"drafter": str(path), "draft_dtype": format}
+        more |= {"drafter": str(path), "draft_dtype": format}
     elif kind != "tiny":
         checkpoint = made.parent / "checkpoint"
-        more: dict[str, int] = {"mtp_num_hidden_layers": 1}
+        head: dict[str, int] = {"mtp_num_hidden_layers": 1}
         if format == "fp8_block":  # its producers write blocks of 128 values
-            more |= dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim"), 128)
-        write_checkpoint(checkpoint, more, format=format, moe=kind == "moe")
+            head |= dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim"), 128)
+        write_checkpoint(checkpoint, head, format=format, moe=kind == "moe")
     options = Options(
         target=HERE,
         decode=(1, 16, 64),
-        verify=((1, 1), (1, 3), (16, 3), (64, 1), (64, 3)),
+        verify=verify,
         prefill=(256,),
         max_seqs=64,
         max_context=512,
-        drafts=3,
+        drafts=max(k for _, k in verify),
         timing=False,
         invariant=True,
-        **drafter,  # type: ignore[arg-type]
+        **more,  # type: ignore[arg-type]
     )
     build(checkpoint, made, options, lambda text: None)
     return made
 
 
-def requests(vocab: int) -> list[Request]:
+def requests(vocab: int, most: int = TOKENS) -> list[Request]:
     """Prompts of several lengths, greedy and sampled, with penalties, bias, min_tokens and stops.
-    Half are the beginning of a story, with accepted drafts; the others are random ids.
+    Half are the beginning of a story, with accepted drafts; the others are random ids. Some are
+    urgent.
     """
     rng = random.Random(7)
     story = [token % vocab for token in Tokenizer.load(TINY).encode(STORY)]
@@ -98,11 +108,11 @@ def requests(vocab: int) -> list[Request]:
             logit_bias={5: 2.0, 9: -3.0} if i % 6 == 0 else {},
             min_tokens=9 if i % 8 == 0 else 0,
             stop_token_ids=(rng.randrange(vocab),),
-            max_tokens=rng.randrange(9, TOKENS),
+            max_tokens=rng.randrange(9, most),
             logprobs=1 if i % 3 else None,
             seed=i,
         )
-        made.append(Request(prompt, params))
+        made.append(Request(prompt, params, priority=int(i % 4 == 3)))
     return made
 
 
@@ -123,9 +133,19 @@ def play(engine: Engine, given: list[Request]) -> list[list[tuple[int, float | N
 
 
 def test_64_ragged_requests_with_drafts_are_their_solo_runs_without(folder: Path) -> None:
+    """Of head and drafter together also preempted, and behind prefixes that others left."""
     with_drafts = Engine.open(folder, EngineOptions(depth=1, swap_bytes=0))
-    with_drafts.scheduler.depth.choose = lambda seqs, brisk=False: random.choice((0, 1, 3))  # type: ignore
-    given = requests(min(with_drafts.loaded.limits.vocab, 4000))
+    choice, rng = with_drafts.scheduler.depth, random.Random(5)
+    depths = [0, *(k for k, rows in enumerate(with_drafts.scheduler.sizes.verify, 1) if rows)]
+    inner = choice.choose
+
+    def choose(seqs: object, bounded: bool = False) -> int:
+        inner(seqs, bounded)  # type: ignore[arg-type]
+        return rng.choice(depths)
+
+    choice.choose = choose  # type: ignore[method-assign]
+    both = {MTP, BLOCKS} <= {*with_drafts.scheduler.sizes.makers}
+    given = requests(min(with_drafts.loaded.limits.vocab, 4000), 3 * TOKENS if both else TOKENS)
     together = play(with_drafts, given)
     stats = with_drafts.stats()
     with_drafts.close()
@@ -134,6 +154,8 @@ def test_64_ragged_requests_with_drafts_are_their_solo_runs_without(folder: Path
     without.close()
     assert together == alone
     kept = stats["accepted_by_position"]
-    assert isinstance(kept, list) and len(kept) == 3
+    assert isinstance(kept, list) and len(kept) == max(depths)
     trained = not (folder.parent / "checkpoint").exists()
-    assert all(n > 0 for n in kept) or not trained, "a head of random weights is hardly ever right"
+    assert all(n > 0 for n in kept[:3]) or not trained, "random weights are hardly ever right"
+    if both:
+        assert stats["preempted_recompute"] and stats["prefix_hits"], "few pages, and one story"

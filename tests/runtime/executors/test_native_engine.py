@@ -39,10 +39,7 @@ from tests.spark_engine.written_weights import write_weights  # noqa: E402
 
 LIMITS = Limits(8, 340, 40, VOCAB, page_size=16, bias_slots=8, top_logprobs=3)
 DECODE, PREFILL = (1, 2, 8), (1, 4)
-KEYS: tuple[BucketKey, ...] = (
-    *(("decode", n) for n in DECODE),
-    *(("prefill", n) for n in PREFILL),
-)
+KEYS: tuple[BucketKey, ...] = (*(("decode", n) for n in DECODE), *(("prefill", n) for n in PREFILL))
 
 
 class Bucket:

@@ -107,6 +107,7 @@ def test_damaged_weights_are_refused_after_buckets_were_recorded(
     with pytest.raises(EngineError, match=r"weights\.safetensors was changed"):
         load(folder)
     assert gpus[0].calls.count("instantiate") == len(toy.ROWS) and "replay" not in gpus[0].calls
+    assert gpus[0].held == NOTHING
 
 
 # --- Freeing -----------------------------------------------------------------------------------

@@ -98,25 +98,20 @@ def test_what_a_snapshot_takes(made: Made) -> None:
     assert states.slot_bytes == VOCAB * 4 + states.snapshot_bytes and states.page_bytes == 32
 
 
-def test_rows_go_to_others_and_touch_nothing_else(made: Made) -> None:
+@pytest.mark.parametrize(
+    ("unit", "moves"),
+    [("sequence", [(1, SLOTS), (0, ROWS - 2), (SLOTS + 1, 2)]), ("page", [(4, 0), (1, 3)])],
+)
+def test_rows_and_pages_go_to_others_and_touch_nothing_else(
+    made: Made, unit: str, moves: list[tuple[int, int]]
+) -> None:
     states, read = made
     before = {i.spec.name: bits(read(i.spec.name)) for i in STATES}
-    states.copy_rows([(1, SLOTS), (0, ROWS - 2), (SLOTS + 1, 2)])
+    (states.copy_rows if unit == "sequence" else states.copy_pages)(moves)
     for info in STATES:
         want = before[info.spec.name].copy()
-        if info.unit == "sequence":
-            want[[SLOTS, ROWS - 2, 2]] = want[[1, 0, SLOTS + 1]]
-        np.testing.assert_array_equal(bits(read(info.spec.name)), want)
-
-
-def test_pages_go_to_others_and_touch_nothing_else(made: Made) -> None:
-    states, read = made
-    before = {i.spec.name: bits(read(i.spec.name)) for i in STATES}
-    states.copy_pages([(4, 0), (1, 3)])
-    for info in STATES:
-        want = before[info.spec.name].copy()
-        if info.unit == "page":
-            want[[0, 3]] = want[[4, 1]]
+        if info.unit == unit:
+            want[[end for _, end in moves]] = want[[start for start, _ in moves]]
         np.testing.assert_array_equal(bits(read(info.spec.name)), want)
 
 

@@ -22,13 +22,7 @@ from spark_engine.builder.fingerprint import producer
 from spark_engine.builder.plan.options import RTX, Options, target_for
 from spark_engine.device.trt_payload import TrtPayload
 from spark_engine.engine_file import open_folder, read_manifest
-from spark_engine.errors import (
-    CapacityError,
-    EngineError,
-    ExecutorError,
-    GraphError,
-    OptionError,
-)
+from spark_engine.errors import CapacityError, EngineError, ExecutorError, GraphError, OptionError
 from spark_engine.runtime.engine import detect
 from spark_engine.runtime.engine import load as load_module
 from spark_engine.runtime.engine.detect import runnable_targets
@@ -320,7 +314,7 @@ def test_fp8_is_cast_through_f32() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
     plain = builder_half.plain(model.SerializeToString())
     assert [n.op_type for n in plain.graph.node] == [
-        *("Cast", "QuantizeLinear", "DequantizeLinear", "Cast", "Cast"),
+        *("Cast", "QuantizeLinear", "DequantizeLinear", "Cast", "Cast")
     ]
     before, after = (
         fake_trt.session(m.SerializeToString()).run(None, {"x": values})[0] for m in (model, plain)

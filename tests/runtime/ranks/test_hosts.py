@@ -75,9 +75,7 @@ def test_an_engine_is_refused_on_fewer_gpus_with_numbers(monkeypatch: pytest.Mon
         spawn.check_gpus(manifest("native", 4, True))
 
 
-def test_ranks_on_the_cpu_have_longer_than_those_on_gpus(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_on_the_cpu_have_longer_than_those_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """And less than the server's watchdog."""
     given: list[float] = []
     monkeypatch.setattr(spawn, "check_gpus", lambda manifest: None)
@@ -174,8 +172,7 @@ def test_tp_is_what_the_engine_was_built_for(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
-    [(CapacityError("x"), 1), (OptionError("x"), 2), (ExecutorError("x"), 1)],
+    ("error", "code"), [(CapacityError("x"), 1), (OptionError("x"), 2), (ExecutorError("x"), 1)]
 )
 def test_a_passing_error_is_reported_and_tried_again(error: Exception, code: int) -> None:
     answers: list[bytes] = []

@@ -116,10 +116,7 @@ def processes(engine: Path) -> list[int]:
 
 
 def run(
-    folder: Path,
-    engine: Path,
-    use: Callable[[Running], Awaitable[None]],
-    hosts: str | None = None,
+    folder: Path, engine: Path, use: Callable[[Running], Awaitable[None]], hosts: str | None = None
 ) -> None:
     """Starts a server and uses it; all resources are freed afterwards."""
 

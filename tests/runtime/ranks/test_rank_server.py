@@ -2,15 +2,12 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -21,14 +18,7 @@ import pytest
 from tests.checkpoints import write_checkpoint
 from tests.ports import free_port
 from tests.runtime import small_tokenizer
-from tests.runtime.ranks.test_rank_processes import (
-    AT_LENGTH,
-    SERVED,
-    SHALLOW,
-    alive,
-    gone,
-    make,
-)
+from tests.runtime.ranks.test_rank_processes import AT_LENGTH, SERVED, SHALLOW, gone, make
 
 BODY = {"prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
@@ -107,28 +97,6 @@ def said(server: Server) -> str:
 
 
 @AT_LENGTH
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_falls_makes_health_red_and_the_group_is_started_again(
-    engine: Path, number: int, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with served(engine) as server:
-        first = said(server)
-        (rank,) = server.others()
-        os.kill(rank, number)
-        if number == signal.SIGSTOP:  # noticed with the next request
-            assert said(server) == first
-        else:
-            server.until(503, 30)
-            assert "the engine stopped" in server.ask("/health")[1]
-            assert "rank 1 is gone" in capfd.readouterr().err
-        server.until(200, 120)
-        assert gone([rank])
-        (again,) = server.others()
-        assert again != rank and alive(again)
-        assert said(server) == first
-
-
-@AT_LENGTH
 def test_two_hosts_serve_and_one_comes_back(engine: Path) -> None:
     hosts = f"127.0.0.1:{free_port()},127.0.0.1"
     module = "spark_engine.runtime.cli.spark_run"
@@ -147,41 +115,3 @@ def test_two_hosts_serve_and_one_comes_back(engine: Path) -> None:
     finally:
         other.kill()
         other.wait()
-
-
-@pytest.fixture(scope="module")
-def drafting(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pages for two of the conversations below."""
-    folder = tmp_path_factory.mktemp("drafting") / "c"
-    write_checkpoint(folder, {**SHALLOW, "mtp_num_hidden_layers": 1}, "f32")
-    small_tokenizer.write(folder)
-    options = replace(SERVED, drafts=2, verify=((2, 2), (4, 2)), max_seqs=4, kv_tokens=384)
-    return make(folder, 2, options)
-
-
-@AT_LENGTH
-def test_grammars_keep_their_masks_with_drafts_prefixes_and_swaps(drafting: Path) -> None:
-    """Eight at once, each equal to its run alone; every second one has a regex."""
-    stem = [i * 7 % 200 + 1 for i in range(70)]
-    bodies: list[dict[str, Any]] = [
-        {**BODY, "prompt": [*stem, *[n] * (30 + n)], "max_tokens": 80} for n in range(8)
-    ]
-    for body in bodies[::2]:
-        body["guided_regex"] = "(yes|no) [0-9]{3}-[a-c]+x"
-        body["ignore_eos"] = False
-
-    def answer(body: dict[str, Any]) -> str:
-        status, text = server.ask("/v1/completions", body)
-        assert status == 200, text
-        return str(json.loads(text)["choices"][0]["text"])
-
-    with served(drafting, "--drafts", "2", "--fixed-drafts") as server:
-        alone = [answer(body) for body in bodies]
-        with ThreadPoolExecutor(len(bodies)) as pool:
-            together = [*pool.map(answer, bodies)]
-        metrics = server.ask("/metrics")[1]
-    assert together == alone
-    assert all(re.fullmatch("(yes|no) [0-9]{3}-[a-c]*x?", text) for text in together[::2])
-    for name in ("prefix_cache_hits", "num_preemptions", "spec_decode_num_drafts"):
-        found = re.search(rf"^spark:{name}_total(?:{{.*}})? ([0-9.e+]+)$", metrics, re.MULTILINE)
-        assert found is not None and float(found[1]) > 0, name

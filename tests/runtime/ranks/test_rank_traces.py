@@ -3,7 +3,7 @@
 import gc
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_engine.interface import Limits
@@ -25,6 +25,7 @@ from tests.runtime.engine.test_traces import (
     traces,
 )
 from tests.runtime.fake_executor import VOCAB, build_fake
+from tests.runtime.generated import tried
 from tests.runtime.ranks.fake_ranks import FakeGroup
 
 RANKS = 2
@@ -52,39 +53,21 @@ def check_ranks(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> int:
     return count
 
 
-@settings(
-    max_examples=settings().max_examples // 7,  # 14; 140 in `make soak`
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@tried(1 / 7)
 @given(traces(most_drafts=3))
 def test_other_ranks_do_what_rank_0_does(trace: Trace) -> None:
     with pytest.MonkeyPatch.context() as patch:
         check_ranks(trace, patch)
 
 
-@settings(
-    max_examples=settings().max_examples // 7,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@tried(1 / 7)
 @given(forks())
 def test_other_ranks_keep_the_same_prompts(trace: Trace) -> None:
     with pytest.MonkeyPatch.context() as patch:
         check_ranks(trace, patch)
 
 
-@settings(
-    max_examples=settings().max_examples // 20,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@tried(1 / 20)
 @given(trace=forks(), seed=st.integers(0, 2**32))
 def test_other_ranks_see_the_same_images(trace: Trace, seed: int) -> None:
     """In packets of bounded size, without what a bucket has behind the image."""

@@ -13,10 +13,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.replicas import (
-    measured,
-    simulated,
-)
+from benchmarks.replicas import measured, simulated
 from spark_engine.errors import CapacityError, OptionError
 from spark_engine.hints import extra
 from spark_engine.runtime.cli.spark_replicas import main

@@ -95,14 +95,8 @@ SCHEMAS: dict[str, Any] = {
         "$defs": {f"d{i}": {"anyOf": [_ref(j) for j in range(40)]} for i in range(40)},
         "properties": _rows(40),
     },
-    "a long chain": {
-        **_chain(1500, lambda i: {"anyOf": [_ref(i)]}),
-        "properties": _rows(200),
-    },
-    "plain references": {
-        **_chain(1500, _ref),
-        "properties": _rows(200),
-    },
+    "a long chain": {**_chain(1500, lambda i: {"anyOf": [_ref(i)]}), "properties": _rows(200)},
+    "plain references": {**_chain(1500, _ref), "properties": _rows(200)},
     "root, itself": {"anyOf": [{"$ref": "#"}] * 12, "properties": {"a": {"type": "string"}}},
     "root, twice the next": {**_chain(60, lambda i: {"allOf": [_ref(i)] * 2}, {}), **_ref(0)},
     "root, products": {
@@ -156,9 +150,7 @@ ROWS = st.recursive(
     st.sampled_from([{"type": "string"}, {"const": "x"}, {"type": "null"}, {}, {"type": "integer"}])
     | st.integers(0, 7).map(_ref),
     lambda inner: st.builds(
-        lambda name, rows: {name: rows},
-        st.sampled_from(NAMES),
-        st.lists(inner, max_size=12),
+        lambda name, rows: {name: rows}, st.sampled_from(NAMES), st.lists(inner, max_size=12)
     ),
     max_leaves=60,
 )

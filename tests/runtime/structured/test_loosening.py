@@ -258,10 +258,7 @@ class _Everything(BaseModel):
 PYDANTIC = _Everything.model_json_schema()
 # what pydantic up to 2.13 writes for a Decimal, and zod 4
 OLD_DECIMAL = {
-    "anyOf": [
-        {"type": "number"},
-        {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"},
-    ],
+    "anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}],
     "title": "Price",
 }
 ZOD: dict[str, Any] = {
@@ -283,9 +280,7 @@ ZOD: dict[str, Any] = {
     "nullable": {"anyOf": [{"type": "string"}, {"type": "null"}]},
     "old tuple": {"type": "array", "items": [{"type": "string"}], "additionalItems": False},
 }
-UNENFORCED = {
-    *("names", "frozen", "by_id", "by_kind", "email", "map", "decimal before 2.14"),
-}
+UNENFORCED = {*("names", "frozen", "by_id", "by_kind", "email", "map", "decimal before 2.14")}
 MODELS = {**PYDANTIC["properties"], **ZOD, "decimal before 2.14": OLD_DECIMAL}
 
 

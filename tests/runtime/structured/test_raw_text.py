@@ -12,12 +12,7 @@ from spark_engine.runtime.structured.matcher import Matcher
 from spark_engine.runtime.structured.raw_text import SLICES, without
 from tests.runtime.structured.grammar_walks import VOCAB, grammars, spec, tokenizer
 
-MARKS = [
-    ["</parameter>"],
-    ["<function=", "<tool_call>"],
-    ["</think>"],
-    ["<ab", "<ac>"],
-]
+MARKS = [["</parameter>"], ["<function=", "<tool_call>"], ["</think>"], ["<ab", "<ac>"]]
 
 
 def _matcher(marks: list[str], end: str = "") -> Matcher:

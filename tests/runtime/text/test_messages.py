@@ -262,21 +262,6 @@ def test_a_users_turn_of_reminders_alone_is_part_of_the_result() -> None:
     assert [m["role"] for m in normalise([USER, said(alone)])] == ["user", "user"]
 
 
-@pytest.mark.parametrize("reminder", REMINDERS)
-def test_each_step_of_a_loop_begins_with_the_prompt_before(reminder: dict[str, Any]) -> None:
-    """Including its thoughts, which templates drop before the user's last turn."""
-    template = ChatTemplate(STRICT.read_text())
-    given, before = [_system("s"), USER], ""
-    for step in range(4):
-        thought = {"content": f"Step {step}.", "reasoning_content": f"Thought {step}."}
-        given += [_assistant(**thought, tool_calls=[CALL]), RESULT]
-        given += [reminder] if step % 2 else []
-        text = template.prompt(given).text
-        assert text.startswith(before) and text.count("Thought") == step + 1
-        before = text.removesuffix("<|im_start|>assistant\n<think>\n")
-    assert before.count("No list.") == 2
-
-
 def test_a_template_that_raises_where_qwens_does_takes_what_clients_send() -> None:
     template = ChatTemplate(Path(STRICT).read_text())
     call = {"id": "1", "function": {"name": "f", "arguments": '{"x": "cut o'}}

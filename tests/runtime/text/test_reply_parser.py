@@ -5,8 +5,6 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from spark_engine.runtime.text.reply_formats import Formats, marks
 from spark_engine.runtime.text.reply_parser import ReplyParser
@@ -132,37 +130,6 @@ def test_an_answer_is_taken_apart_at_every_split_point(
     assert parts(list(text), thinking, tools) == want
     for i in range(len(text) + 1):
         assert parts([text[:i], text[i:]], thinking, tools) == want, (text[:i], text[i:])
-
-
-WORDS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "\n", "a", "<", "{", '"', ONE, ROME]
-WORDS += [
-    "<function=weather>",
-    "<parameter=city>",
-    "</parameter>",
-    "</function>",
-    "<parameter=days>",
-]
-
-
-@given(
-    words=st.lists(st.sampled_from(WORDS), max_size=9),
-    flags=st.tuples(st.booleans(), st.booleans()),
-    form=st.sampled_from(["qwen3_coder", "hermes"]),
-    data=st.data(),
-)
-@settings(max_examples=500, deadline=None)
-def test_an_answer_does_not_depend_on_the_cut(
-    words: list[str], flags: tuple[bool, bool], form: str, data: st.DataObject
-) -> None:
-    text = "".join(words)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
-    edges = [0, *cuts, len(text)]
-
-    def taken(pieces: list[str]) -> object:
-        parser = ReplyParser(flags[0], TOOLS if flags[1] else (), formats=Formats(tools=form))
-        return collect([d for piece in pieces for d in parser.push(piece)] + parser.flush())
-
-    assert taken([text[a:b] for a, b in zip(edges, edges[1:], strict=False)]) == taken([text])
 
 
 def test_answers_of_the_taught_form_at_every_split_point() -> None:

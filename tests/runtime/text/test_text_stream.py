@@ -68,11 +68,18 @@ def test_the_id_that_ended_is_counted_but_not_shown(tokenizer: Tokenizer) -> Non
     assert _text(_feed(shown, [*ids, end], LENGTH)) == "hello!"
 
 
-def test_stop_strings_count_from_min_tokens_on(tokenizer: Tokenizer) -> None:
-    ids = [i for char in "a.b.c.d" for i in tokenizer.encode(char)]
+@pytest.mark.parametrize(
+    ("text", "least", "said"), [("a.b.c.d", 5, "a.b.c"), ("ab.cd", 3, "ab"), ("ab.cd", 4, "ab.cd")]
+)
+def test_stop_strings_count_from_min_tokens_on(
+    tokenizer: Tokenizer, text: str, least: int, said: str
+) -> None:
+    """One that the last of them completes ends the text."""
+    ids = [i for char in text for i in tokenizer.encode(char)]
+    assert len(ids) == len(text)
     for size in (1, 3, 7):
-        stream = TextStream(tokenizer, SamplingParams(stop=(".",), min_tokens=5), (END,))
-        assert _text(_feed(stream, ids, LENGTH, size)) == "a.b.c"
+        stream = TextStream(tokenizer, SamplingParams(stop=(".",), min_tokens=least), (END,))
+        assert _text(_feed(stream, ids, LENGTH, size)) == said
 
 
 def test_half_a_character_and_a_held_stop_come_at_the_end(tokenizer: Tokenizer) -> None:
@@ -90,16 +97,6 @@ def test_without_a_tokenizer_there_are_tokens_only() -> None:
     stream = TextStream(None, SamplingParams(stop=("x",)), (END,))
     pieces = _feed(stream, [5, 6, END], STOP)
     assert (_text(pieces), stream.tokens, pieces[-1].finish) == ("", 3, STOP)
-
-
-def test_a_stop_string_that_the_last_of_min_tokens_completes_ends_the_text(
-    tokenizer: Tokenizer,
-) -> None:
-    ids = [i for char in "ab.cd" for i in tokenizer.encode(char)]
-    assert len(ids) == 5
-    for least, text in ((3, "ab"), (4, "ab.cd")):
-        stream = TextStream(tokenizer, SamplingParams(stop=(".",), min_tokens=least), (END,))
-        assert _text(_feed(stream, ids, LENGTH)) == text
 
 
 def test_the_numbers_of_drafts_outlive_an_end_that_does_not_carry_them() -> None:

@@ -36,12 +36,7 @@ BASES: dict[str, dict[str, Any]] = {
     TEXT: {"prompt": "a", "max_tokens": 1, "stop": _SOON},
     CHAT: {"messages": _TURN, "max_tokens": 1, "stop": _SOON},
     MESSAGES: {"messages": _TURN, "max_tokens": 1, "stop_sequences": _SOON},
-    RESPONSES: {
-        "input": "a",
-        "max_output_tokens": 1,
-        "stop": _SOON,
-        "store": False,
-    },
+    RESPONSES: {"input": "a", "max_output_tokens": 1, "stop": _SOON, "store": False},
     TOKENIZE: {"prompt": "a"},
 }
 NO_THOUGHT = {CHAT: {"enable_thinking": False}, RESPONSES: {"reasoning": {"effort": "none"}}}

@@ -94,17 +94,31 @@ DEVICE u32 columns_of(const Problem& p, u32 tile) {
 }
 
 // The factors of the rows that a lane holds of a tile, two of each m16 tile. With one m16 tile a
-// warp they are fetched at once, before parts are waited for: 0.1 to 0.4 us of a tile's end.
+// warp they are fetched at once, before parts are waited for: 0.1 to 0.4 us of a tile's end. With
+// AHEAD a whole tile's are fetched before its products, with its tokens' scales.
+#ifdef BY_TOKEN
+constexpr bool AHEAD = WARP_TILES == 1 && NJ <= 8;
+#else
+constexpr bool AHEAD = false;
+#endif
+constexpr int COLUMNS_AHEAD = AHEAD ? NJ : 1;
 template <class Finish>
 struct Factors {
   const Problem& p;
-  const int tile_n;
   const Finish& finish;
-  float2 early;
+  int tile_n;
+  float2 early, tokens[COLUMNS_AHEAD];
 
-  DEVICE Factors(const Problem& p, int tile_n, const Finish& finish)
-      : p(p), tile_n(tile_n), finish(finish) {
+  DEVICE Factors(const Problem& p, const Finish& finish) : p(p), finish(finish) {}
+  DEVICE Factors(const Problem& p, const Corner& at, const Finish& finish) : Factors(p, finish) {
+    load(at);
+  }
+  DEVICE void load(const Corner& at) {
+    tile_n = at.n;
     if (WARP_TILES == 1) early = fetch(0);
+    if (AHEAD)
+#pragma unroll
+      for (int j = 0; j < NJ; ++j) tokens[j] = token_scales(p, at.m + warp_m() + j * 8);
   }
   DEVICE float2 fetch(int mt) const {
     const int n0 = tile_n + m16_of(mt) * 16, n = n0 + ((threadIdx.x & 31) >> 2);
@@ -191,7 +205,8 @@ DEVICE void write_tile(const Problem& p, const Corner& at, void* out, Sums& sums
         for (int i = 0; i < FETCHED; ++i) residuals[i] = load_residual(p, n0, m0 + i * 8);
       add_residual(s, residuals[j % FETCHED]);
 #endif
-      if (m0 < p.m) store_fragment(p, out, n0, m0, s);
+      const float2 tokens = AHEAD ? factors.tokens[j % COLUMNS_AHEAD] : token_scales(p, m0);
+      if (m0 < p.m) store_fragment(p, out, n0, m0, s, tokens);
     }
   }
 }
@@ -205,7 +220,7 @@ DEVICE void fix_up_tile(const Problem& p, u32 tile, void* out, const Finish& fin
   const Corner at(p, tile);
   const u32 columns = columns_of(p, tile), count = WARP_TILES * columns, mine = blockIdx.x - first;
   if (mine >= count || at_work.two()) return;
-  const Factors<Finish> factors(p, at.n, finish);
+  const Factors<Finish> factors(p, at, finish);
   await_partials(p, at_work.which(p, blockIdx.x), parts);
   const u64 skip = slot(p, first + 1, 0) - slot(p, first, 0);
   const float4* head = slot(p, first, at_work.which(p, first));
@@ -239,7 +254,7 @@ DEVICE void fix_up_tile(const Problem& p, u32 tile, void* out, const Finish& fin
 #if RESIDUAL
         add_residual(s, load_residual(p, n0, m0));
 #endif
-        store_fragment(p, out, n0, m0, s);
+        store_fragment(p, out, n0, m0, s, token_scales(p, m0));
       }
       part = 0, i += parts;
     }

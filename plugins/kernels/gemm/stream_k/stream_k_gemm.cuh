@@ -147,7 +147,7 @@ DEVICE void consume_all(const Problem& p, const Ring& r, void* out, const Finish
     late.n = recomputed(p.n);
     late.divide();
     const Corner at(late, tile);
-    const Factors<Finish> factors(late, at.n, finish);
+    const Factors<Finish> factors(late, at, finish);
     write_tile(late, at, out, sums, factors);
   }
 }
@@ -161,6 +161,8 @@ DEVICE void consume_all(const Problem& p, const Ring& r, void* out, const Finish
     const u32 tile = at_stage / p.stages;
     const u32 from = at_stage, stop = min(end, (tile + 1) * p.stages);
     const Mine mine(min(BLOCK_N, p.rows - (int)(tile / p.batch_tiles) * BLOCK_N) / 16);
+    Factors<Finish> factors(p, finish);
+    if (AHEAD) factors.load(Corner(p, tile));
     Sums sums = {};
     for (; at_stage < stop; ++at_stage, here.next()) {
       barrier_wait_whole(r.full + here.index * 8, here.phase);
@@ -168,14 +170,14 @@ DEVICE void consume_all(const Problem& p, const Ring& r, void* out, const Finish
     }
     const Corner at(p, tile);
     if (stop - from == p.stages) {
-      const Factors<Finish> factors(p, at.n, finish);
+      if (!AHEAD) factors.load(at);
       write_tile(p, at, out, sums, factors);
       continue;
     }
     const Parts parts(p, tile);
     const u32 columns = columns_of(p, tile);
     if (parts.two() && parts.first == blockIdx.x) {
-      const Factors<Finish> factors(p, at.n, finish);
+      if (!AHEAD) factors.load(at);
       fix_up_two(p, parts, columns, sums);
       write_tile(p, at, out, sums, factors);
       continue;

@@ -64,16 +64,16 @@ def chunks_of(p: Problem, w: GroupedConfig) -> tuple[tuple[int, int], ...]:
 
 
 def _columns(p: Problem, target: Target) -> int:
-    if p.tokens <= 128 or max(map(part_slabs, (p.hidden, p.inner))) > 4:
+    if p.tokens <= 128 or _slabs(p) > 4:
         return 1
     two = p.four_bits and not p.quant or p.kind == "fp8_block" and target.large_shared
     return 2 if two else 1
 
 
 def _depth(p: Problem, target: Target) -> int:
-    if p.four_bits:
-        return 4 if target.large_shared else 3
-    return (2 if target.large_shared else 1) * (1 if p.weights == 0 else 2)
+    if not target.large_shared:
+        return 3 if p.four_bits else 1 if p.weights == 0 else 2
+    return 2 if p.weights == 0 or p.weights == 2 and _paired(p, target) else 4
 
 
 def _buffers(p: Problem, columns: int) -> int:
@@ -91,8 +91,17 @@ def _shared(p: Problem, w: GroupedConfig) -> int:
 
 
 def _resident(p: Problem, target: Target, shared: int) -> int:
-    small = 2 * (shared + 4096) < 230_000
-    return 2 if target.large_shared and p.four_bits and not p.quant and small else 1
+    return 2 if _paired(p, target) and 2 * (shared + 4096) < 230_000 else 1
+
+
+def _paired(p: Problem, target: Target) -> bool:
+    """Whether registers serve two blocks of a multiprocessor: one reads while the other adds."""
+    codes = p.weights == 2 and _columns(p, target) == 1 and _slabs(p) <= 4
+    return target.large_shared and (codes or p.four_bits and not p.quant)
+
+
+def _slabs(p: Problem) -> int:
+    return max(part_slabs(p.hidden), part_slabs(p.inner))
 
 
 def refuse_grouped(node: Node) -> str | None:
@@ -100,7 +109,7 @@ def refuse_grouped(node: Node) -> str | None:
     if reason := refuse(node):
         return reason
     p, target = Problem.of(node), node.target
-    if (most := max(map(part_slabs, (p.hidden, p.inner)))) > MOST_SLABS:
+    if (most := _slabs(p)) > MOST_SLABS:
         return f"H = {p.hidden}, I = {p.inner}: {most} k-slabs a warp, more than registers hold"
     if config_of(p, target).tokens == 0:
         return f"{target.name} has {target.shared_bytes} bytes of shared memory, too few"
@@ -123,10 +132,9 @@ def plan_grouped(node: Node) -> Plan:
     node = node.with_scratch(**_memory(replace(p, tokens=w.tokens)))
     if len(chunks) == 1:
         return node.plan(*_launches(node, p, w, blocks, macros(p, **tuning)))
-    sizes, launches = macros(p, **tuning, CHUNKED=1), []
-    for first, tokens in chunks:
-        launches += _launches(node, replace(p, tokens=tokens), w, blocks, sizes, first)
-    return node.plan(*launches)
+    sizes = macros(p, **tuning, CHUNKED=1)
+    each = (_launches(node, replace(p, tokens=n), w, blocks, sizes, i) for i, n in chunks)
+    return node.plan(*(launch for launches in each for launch in launches))
 
 
 def _launches(
@@ -135,51 +143,33 @@ def _launches(
     """Those of one chunk; `start`: its first token, where there are several."""
     shared, last = _shared(p, w), "" if start is None else " start"
 
-    def scales(given: str, of: str) -> str:
-        """Those of x or h: by expert, or by row in scratch memory, or none."""
-        return f"{of}_scales" if _by_row(p) else operand(p, given, "w2")
-
     def product(symbol: str, x: str, weight: str, given: str, out: str) -> Launch:
-        scale = scales(given, x[0])
-        args = f"{x} ids {weights(p, weight)} {scale} {out} tokens{last}"
+        args = f"{x} ids {weights(p, weight)} {operand(p, given, 'w2')} {out} tokens{last}"
         return Kernel(symbol, args).launch(
             node, blocks, THREADS, sizes, shared, tokens=p.tokens, start=start or 0
         )
 
     def quantise(symbol: str, x: str, given: str, out: str) -> Launch:
-        kernel = Kernel(symbol, f"{x} ids {scales(given, out[0])} {out}{last}")
-        rows = p.tokens if out == "xq" and _by_row(p) else p.pairs
-        return kernel.launch(node, rows, THREADS, sizes, start=start or 0)
+        kernel = Kernel(symbol, f"{x} ids {given} {out}{last}")
+        return kernel.launch(node, p.pairs, THREADS, sizes, start=start or 0)
 
-    up, down = ("x", "h") if not _apart(p) else ("xq", "raw")
+    up, down = ("xq", "raw") if p.form.static else ("x", "h")
     launches = [
         product("moe_up", up, "w13", "x_scale", down),
         product("moe_down", "h", "w2", "h_scale", "parts"),
         combine(node, p, sizes, start),
     ]
-    if _apart(p):
+    if p.form.static:
         launches.insert(0, quantise("quantise_x", "x", "x_scale", "xq"))
         launches.insert(2, quantise("quantise_h", "raw", "h_scale", "h"))
     return launches
 
 
-def _apart(p: Problem) -> bool:
-    """Whether activations are quantised by launches; fp8_block's are where they are loaded."""
-    return bool(p.quant) and p.kind != "fp8_block"
-
-
-def _by_row(p: Problem) -> bool:
-    """Whether a row of x or h has one scale for all experts."""
-    return _apart(p) and not p.form.static
-
-
 def _memory(p: Problem) -> dict[str, int]:
-    """Scratch memory of one chunk."""
-    h = {"h": p.pairs * p.inner * (4 if p.kind == "fp8_block" else 2)}
-    if _apart(p):
+    """Scratch memory of one chunk. Without static scales h is quantised where it is loaded."""
+    h = {"h": p.pairs * p.inner * (4 if p.quant and not p.form.static else 2)}
+    if p.form.static:
         h |= {"xq": p.pairs * p.hidden * 2, "raw": p.pairs * p.inner * 4}
-    if _by_row(p):
-        h |= {"x_scales": p.tokens * 4, "h_scales": p.pairs * 4}
     return h | {"parts": p.pairs * p.hidden * 4}
 
 

@@ -12,13 +12,9 @@
 // 25 / 68 / - / 104; log/moe/experts_grouped_mma.md).
 // Macros: experts_common.cuh's, NT (BLOCK_M / 8), DEPTH (stages of a ring), BUFFERS (of partial
 // sums), RESIDENT (blocks a multiprocessor), QUANT (of experts_quantise.cuh).
-#include "moe/experts/experts_quantise.cuh"
-
-constexpr int BLOCK_M = NT * 8;
 #include "moe/experts/experts_route.cuh"
 
 constexpr int STAGE = 4 * (M16_BYTES + M16_SCALES);
-constexpr bool CODES = QUANT == 2;                // both sides are e4m3, with scales along k
 constexpr bool HINTED = FOUR_BITS && DEPTH == 4;  // forms with inspected machine code
 
 // `h` as the second product takes it, or whole where it is still to be quantised.
@@ -77,96 +73,20 @@ struct Producer {
   }
 };
 
-// The activations of this block's tokens of a k-slab: lane (g, t) holds k 16t … 16t + 15 of column
-// g, with CODES as f16, and then the scales of columns 2t and 2t + 1.
-struct Tokens {
-  uint4 values[NT][2];
-  float2 scales[NT];
-};
-
-// Eight k from `k` on of a column's pair, or zeros.
-template <bool UP>
-DEVICE void load_column(const void* in, int pair, int k, float (&v)[8]) {
-#pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = 0.0f;
-  if (pair >= 0 && (Side<UP>::K % 128 == 0 || k < Side<UP>::K))
-    load8<UP>(in, (u64)(UP ? pair / K1 : pair) * Side<UP>::K + k, v);
-}
-
-// Quantises n8 tile n of `count` k-slabs from `slab` on, a whole block of 128 k or half of one.
-template <bool UP, int COUNT>
-DEVICE void quantise_block(const void* in, int pair, int slab, int n, Tokens* x) {
-  const int k = slab * 64 + (lane_id() & 3) * 16;
-  float v[COUNT * 2][8], most = 0.0f;
-#pragma unroll
-  for (int i = 0; i < COUNT * 2; ++i) {
-    load_column<UP>(in, pair, k + i / 2 * 64 + i % 2 * 8, v[i]);
-    most = fmaxf(most, most_of<1>(v[i]));
-  }
-  if (COUNT == 1)  // the other half is another warp's
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float other[8];
-      load_column<UP>(in, pair, (k ^ 64) + i * 8, other);
-      most = fmaxf(most, most_of<1>(other));
-    }
-#pragma unroll
-  for (int d = 1; d < 4; d *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
-  const float scale = block_scale(most);
-  const float2 two = {__shfl_sync(~0u, scale, (lane_id() & 3) * 8),
-                      __shfl_sync(~0u, scale, (lane_id() & 3) * 8 + 4)};
-#pragma unroll
-  for (int i = 0; i < COUNT * 2; ++i) {
-    x[i / 2].values[n][i % 2] = f16_codes(v[i], scale);
-    x[i / 2].scales[n] = two;
-  }
-}
-
-template <bool UP>
-DEVICE void load_tokens(const Shared& s, const u8* in, Tokens (&x)[Side<UP>::PART_SLABS]) {
-  using S = Side<UP>;
-  constexpr int COUNT = CODES && S::PART_SLABS % 2 == 0 ? 2 : 1;
-  const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5) / S::WN * S::PART_SLABS;
-#pragma unroll
-  for (int n = 0; n < NT; ++n) {
-    const int pair = s.list[n * 8 + (lane >> 2)];
-    const u64 row = UP && !BY_PAIR ? pair / K1 : pair;
-#pragma unroll
-    for (int u = 0; u < S::PART_SLABS; u += COUNT) {
-      if (CODES) {
-        quantise_block<UP, COUNT>(in, pair, first + u, n, x + u);
-        continue;
-      }
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int k = (first + u) * 64 + (lane & 3) * 16 + h * 8;
-        const bool inside = pair >= 0 && (S::K % 64 == 0 || k < S::K);
-        x[u].values[n][h] = make_uint4(0, 0, 0, 0);
-        if (inside) x[u].values[n][h] = __ldcg((const uint4*)(in + (row * S::K + k) * 2));
-      }
-    }
-  }
-  // Waits here: else later loads would be waited for with these.
-#pragma unroll
-  for (int i = 0; i < S::PART_SLABS * NT * 2; ++i) {
-    uint4& v = x[i / (2 * NT)].values[i / 2 % NT][i % 2];
-    v.x = forget(v.x), v.y = forget(v.y), v.z = forget(v.z), v.w = forget(v.w);
-  }
-}
-
 // The scales of a product with its weights.
 struct Scales {
   const float* row;    // of a weight row; of fp8_block: f32 [E, ⌈N/128⌉, ⌈K/128⌉]
-  const float* given;  // of an expert's input, or of a row of the input (fp8_token)
+  const float* given;  // of an expert's input
 
   DEVICE float of(int expert, u64 at) const {
-    if (WEIGHTS == 0 || CODES) return 1.0f;
+    if (WEIGHTS == 0 || BLOCKS) return 1.0f;
     return BY_PAIR ? row[at] * given[expert] : row[at];
   }
-  // Of a lane's rows g and g + 8 of a panel, by k-slab of its warp's part: with CODES.
+  // With BLOCKS, of a lane's rows g and g + 8 of a panel, by k-slab of its warp's part.
   template <bool UP>
   DEVICE void load(int expert, int panel, float2 (&to)[Side<UP>::PART_SLABS]) const {
     using S = Side<UP>;
+    if (!BLOCKS || panel >= S::PANELS) return;
     constexpr int ACROSS = (S::K + 127) / 128, DOWN = UP ? 2 * INNER / 128 : (HIDDEN + 127) / 128;
     const int first = (threadIdx.x >> 5) / S::WN * S::PART_SLABS;
     const float* w = row + ((u64)expert * DOWN + panel / (UP ? 4 : 2)) * ACROSS;
@@ -179,19 +99,7 @@ struct Scales {
         to[u].y = UP ? __ldg(w + INNER / 128 * ACROSS + block) : to[u].x;
     }
   }
-#if QUANT == 4
-  template <bool UP>
-  DEVICE float of_input(int pair) const {
-    return __ldcg(given + (UP ? pair / K1 : pair));
-  }
-#endif
 };
-
-#if QUANT == 4
-#define BY_INPUT(pair) *scales.of_input<UP>(pair)
-#else
-#define BY_INPUT(pair)
-#endif
 
 // What a thread stores after a piece: of `up` one column of a fragment (the gate and up value of
 // its row), of `down` the whole fragment (two rows, two columns).
@@ -251,8 +159,8 @@ struct Epilogue {
         }
         if (pair[half] >= 0)
           put_inner(out, (u64)pair[half] * INNER + row(p, i),
-                    silu_mul(scaled(v.x, a[i % ROWS] BY_INPUT(pair[half])),
-                             scaled(v.y, b[i % ROWS] BY_INPUT(pair[half]))));
+                    silu_mul(scaled(v.x, a[i % ROWS] * s.scale_of(column(i) + half)),
+                             scaled(v.y, b[i % ROWS] * s.scale_of(column(i) + half))));
       } else {
         float4 v = from[0];
 #pragma unroll
@@ -265,9 +173,9 @@ struct Epilogue {
         for (int c = 0; c < 2; ++c) {
           if (pair[c] < 0) continue;
           float* const y = (float*)out + (u64)pair[c] * HIDDEN + row(p, i);
-          y[0] = scaled(low[c], a[i % ROWS] BY_INPUT(pair[c]));
+          y[0] = scaled(low[c], a[i % ROWS] * s.scale_of(column(i) + c));
           if (HIDDEN % 16 == 0 || row(p, i) + 8 < HIDDEN)
-            y[8] = scaled(high[c], b[i % ROWS] BY_INPUT(pair[c]));
+            y[8] = scaled(high[c], b[i % ROWS] * s.scale_of(column(i) + c));
         }
       }
     }
@@ -283,10 +191,10 @@ DEVICE void add_m16(const u8* stage, int m16, const Tokens& x, const float2& row
 #pragma unroll
   for (int n = 0; n < NT; ++n) {
     float dot[4] = {};
-    float (&to)[4] = CODES ? dot : sums[n];
+    float (&to)[4] = BLOCKS ? dot : sums[n];
     multiply(to, a, 0, x.values[n][0]);
     multiply(to, a, 1, x.values[n][1]);
-    if (CODES)
+    if (BLOCKS)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         sums[n][i] +=
@@ -300,10 +208,11 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
   using S = Side<UP>;
   extern __shared__ __align__(1024) u8 memory[];
   __shared__ int first[EXPERTS + 1], list[BLOCK_M], found[WARPS];
+  __shared__ float most[WARPS * BLOCK_M], of_columns[BLOCK_M];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, wn = warp % S::WN;
   float4* const parts = (float4*)(memory + WARPS * DEPTH * STAGE);
   constexpr int PARTS = WARPS * 4 * NT * 32;
-  const Shared s = {first, list, found, (u16*)(parts + BUFFERS * PARTS)};
+  const Shared s = {first, list, found, (u16*)(parts + BUFFERS * PARTS), most, of_columns};
   const int pairs = tokens * K1;
   // `down` reads ids, which are older than the previous launch.
   if (UP) wait_for_previous(), launch_dependents();
@@ -331,6 +240,7 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
     if (piece.block != block) {
       block = piece.block;
       expert = expert_of(s, block, expert);
+      scales.load<UP>(expert, piece.step * S::WN + wn, rows);
       find_pairs(s, pairs, expert, (block - first[expert]) * BLOCK_M);
       load_tokens<UP>(s, in, x);
     }
@@ -340,7 +250,6 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
     float sums[4][NT][4] = {};
     const int panel = piece.step * S::WN + wn;
     const bool busy = S::PANELS % S::WN == 0 || panel < S::PANELS;
-    if (CODES && busy) scales.load<UP>(expert, panel, rows);
 #pragma unroll
     for (int u = 0; u < S::PART_SLABS; ++u) {
       wait_copies<DEPTH - 1>();
@@ -358,6 +267,7 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
       producer.fetch(s, w, block_scales, (u + DEPTH) % S::PART_SLABS);
       slot = slot == (DEPTH - 1) * STAGE ? 0 : slot + STAGE;
     }
+    scales.load<UP>(expert, panel + S::WN, rows);  // of the next step, if it is this expert's
     if (BUFFERS == 1) __syncthreads();
     float4* const mine = parts + (BUFFERS == 2 && turn ? PARTS : 0);
 #pragma unroll

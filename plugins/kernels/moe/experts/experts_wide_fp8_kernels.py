@@ -71,10 +71,10 @@ def plan_fp8(node: Node) -> Plan:
 
     up = [product(UP_RAW if by_row else UP, p.inner // 128)]
     if by_row:
-        up.append(QUANTISE_INNER.launch(node, p.pairs, 256, sizes))
+        up.append(QUANTISE_INNER.launch(node, p.pairs, 32, sizes))
     plan = node.plan(
         *sort(node, p, sizes),
-        QUANTISE.launch(node, p.tokens, 256, sizes),
+        QUANTISE.launch(node, p.tokens, 32, sizes),
         *up,
         product(DOWN, p.hidden // 256),
         combine(node, p, sizes),

@@ -118,8 +118,7 @@ struct TileWork {
 DEVICE void store_codes(u8* h, const TileWork& work, int column, float first, float second,
                         const float (&scale)[2]) {
   const int g = lane_id() >> 2, t = lane_id() & 3, c = column + g;
-  const u32 codes = to_e4m3(divide(first, scale[0], 1.0f / scale[0])) |
-                    to_e4m3(divide(second, scale[1], 1.0f / scale[1])) << 16;
+  const u32 codes = to_e4m3(divide(first, scale[0])) | to_e4m3(divide(second, scale[1])) << 16;
   const u32 turned = transpose_matrix<true>(codes);
   const u32 two = (turned & 0xFF) | (turned >> 8 & 0xFF00);
   const u32 other = __shfl_down_sync(~0u, two, 1);
@@ -318,42 +317,39 @@ DEVICE void wide(const Operands& o, void* to, float* h_scale) {
   }
 }
 
-// A block a row: of x (bf16) or of h (f32).
+// A warp a row: of x (bf16) or of h (f32).
 template <bool UP>
 DEVICE void quantise_row(const void* in, u8* codes, float* scales) {
-  constexpr int K = Side<UP>::K;
+  constexpr int K = Side<UP>::K, TURNS = (K + 255) / 256;
   wait_for_previous();
   launch_dependents();
   const u64 row = blockIdx.x;
-#if QUANT == 4
-  const float one = token_scale<UP>(in, row);
-  if (threadIdx.x == 0) scales[row] = one;
-#endif
-  for (int base = 0; base < K; base += 256 * 8) {
-    const int k = base + threadIdx.x * 8;
-    float v[8] = {};
-    if (k < K) load8<UP>(in, row * K + k, v);
-#if QUANT == 4
-    const float scale = one;
-#else
-    const float scale = block_scale(most_of<16>(v));
-#endif
+  float v[TURNS][8] = {}, top = 0.0f;
+#pragma unroll
+  for (int i = 0; i < TURNS; ++i)
+    if (const int k = i * 256 + lane_id() * 8; k < K) load8<UP>(in, row * K + k, v[i]);
+#pragma unroll
+  for (int i = 0; i < TURNS; ++i) top = fmaxf(top, most_of<1>(v[i]));
+  top = warp_max(top);
+#pragma unroll
+  for (int i = 0; i < TURNS; ++i) {
+    const int k = i * 256 + lane_id() * 8;
+    const float scale = block_scale(BY_ROW ? top : most_of<16>(v[i]));
     if (k >= K) continue;
     u32 words[2] = {};
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      words[i / 4] |= (u32)to_e4m3(divide(v[i], scale, 1.0f / scale)) << i % 4 * 8;
+    for (int j = 0; j < 8; ++j) words[j / 4] |= (u32)to_e4m3(divide(v[i][j], scale)) << j % 4 * 8;
     u8* const to = codes + row * K + k / 64 * 64 + k / 8 % 2 * 32 + k / 16 % 4 * 4;
     *(u32*)to = words[0], *(u32*)(to + 16) = words[1];
-    if (!BY_ROW && k % 128 == 0) scales[row * (K / 128) + k / 128] = scale;
+    if (BY_ROW ? k == 0 : k % 128 == 0) scales[BY_ROW ? row : row * (K / 128) + k / 128] = scale;
   }
 }
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(32)
     quantise_rows(const u16* x, u8* codes, float* scales) {
   quantise_row<true>(x, codes, scales);
 }
 #if QUANT == 4
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(32)
     quantise_inner(const float* raw, u8* h, float* scales) {
   quantise_row<false>(raw, h, scales);
 }

@@ -39,6 +39,7 @@ CASES = (
     _case("window over pages", _whole(5, half=16, page=16), 70),
     _case("window of one", _whole(4), 1),
     _case("four share", _whole(8, heads=8, kv_heads=2, dim=64, half=32), 100),
+    _case("parts of two loads", attention.Launch(8, (1,), (4100,), (8,), half=16), 4200),
     _case("fp8 pages", _whole(8, heads=4, kv_heads=2, half=16, kv=_F8), 100),
     _case("bf16", _whole(8, heads=4, dim=128, half=64, kv=_B16, dtype=_B16), 100, 1e-2),
     _case("bf16, fp8 pages", _whole(3, heads=4, dim=64, half=32, kv=_F8, dtype=_B16), 64, 1e-2),

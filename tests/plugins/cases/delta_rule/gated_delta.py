@@ -143,11 +143,7 @@ def _bench(launch: Launch) -> Case:
 
 
 # With a ring: also a row of a full ring, and one that has fewer tokens than its ring.
-RING_DECODE = (
-    (3, -1, 0, 2, 5, 4, 1),
-    (69, 1 << 30, 0, 1, 8, 1031, 14),
-    (1, 0, 1, 1, 0, 1, 1),
-)
+RING_DECODE = ((3, -1, 0, 2, 5, 4, 1), (69, 1 << 30, 0, 1, 8, 1031, 14), (1, 0, 1, 1, 0, 1, 1))
 _RING_TILES = (
     (3, 3, 3, -1, 1, 5, -1, 0),
     (0, 64, 128, 1 << 30, 0, 131, 0, 7),
@@ -184,11 +180,7 @@ def _phase(start: int) -> Case:
 
 
 # Rounds: behind a full ring and a short one, at position 0, of fewer tokens than fit, of none.
-ROUND_ROWS = (
-    (3, -1, 0, 2, 5, 4, 1),
-    (69, 1 << 30, 0, 1, 8, 1031, 14),
-    (9, 0, 9, 2, 0, 1, 9),
-)
+ROUND_ROWS = ((3, -1, 0, 2, 5, 4, 1), (69, 1 << 30, 0, 1, 8, 1031, 14), (9, 0, 9, 2, 0, 1, 9))
 
 
 def _drafted(

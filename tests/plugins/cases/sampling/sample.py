@@ -180,10 +180,7 @@ _CUT = replace(_PENALISED, width=308, vocab=301, mask=0.4)  # the last word of a
 
 CASES = (
     _case("greedy", Launch(0.0)),
-    _case(
-        "greedy, penalties and bias",
-        replace(_PENALISED, temperature=0.0),
-    ),
+    _case("greedy, penalties and bias", replace(_PENALISED, temperature=0.0)),
     _case("greedy, ties", Launch(0.0, edit=ties)),
     _case("greedy, flat", Launch(0.0, edit=flat)),
     _case("plain draw", Launch()),
@@ -205,10 +202,7 @@ CASES = (
     _case("top_k 100, flat and wide", Launch(1.0, top_k=100, width=8192, vocab=8190, edit=flat)),
     _case("min_p", Launch(1.0, min_p=0.1)),
     _case("all three", Launch(1.7, 0.9, 0.01, top_k=30)),
-    _case(
-        "everything",
-        _PENALISED,
-    ),
+    _case("everything", _PENALISED),
     _case("unused rows of the vocabulary", Launch(4.0, 0.99, vocab=40)),
     _case("greedy, unused rows", Launch(0.0, vocab=21)),
     _case("not finite", Launch(1.0, 0.9, edit=broken)),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_engine.errors import CapacityError, OptionError
@@ -34,18 +34,13 @@ from tests.runtime.engine.test_traces import (
     tokens_of,
 )
 from tests.runtime.fake_executor import VOCAB, build_fake, poison_free
+from tests.runtime.generated import tried
 
 LIMITS = Limits(4, 340, 60, VOCAB, page_size=16, bias_slots=8, top_logprobs=3, snapshots=12)
 SYSTEM = tuple(i * 11 % VOCAB for i in range(70))
 
 
-@settings(
-    max_examples=settings().max_examples // 8,  # 12; 125 in `make soak`
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@tried(1 / 8)
 @given(
     trace=forks(),
     seed=st.integers(0, 2**32),

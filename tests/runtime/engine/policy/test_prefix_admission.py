@@ -198,17 +198,6 @@ def test_what_gave_no_finite_answer_is_not_taken_over() -> None:
     assert cached(engine, STEM[:301]) == 0 and engine.scheduler.prefix.lost == 0
 
 
-def test_a_state_from_which_nothing_finite_came_is_given_up() -> None:
-    engine = make()
-    assert [cached(engine, STEM[:300]), cached(engine, STEM[:310])] == [0, 256]
-    number = ask(engine, STEM[:310])
-    while not engine._live[number].tokens[310:]:
-        engine.step()
-    engine.scheduler.finish(engine._live.pop(number), FinishReason.ERROR, sound=False)
-    finish(engine)
-    assert cached(engine, STEM[:310]) == 0
-
-
 def test_a_grammar_that_fails_takes_nothing_from_others() -> None:
     engine = make(grammars=automaton.Automaton)
     number = ask(engine, STEM[:300])
@@ -405,7 +394,7 @@ def test_long_prompts_keep_a_state_every_so_often() -> None:
     prompt = tuple(i % 251 for i in range(2 * EVERY + 100))
     kept = prefill(made, sequence(0, prompt))
     assert [(end, source) for end, source, _ in kept] == [
-        *((end, 0) for end in (EVERY, 2 * EVERY, 2 * EVERY + 64)),
+        *((end, 0) for end in (EVERY, 2 * EVERY, 2 * EVERY + 64))
     ]
     rows = [save for _, _, save in kept]
     assert len({*rows}) == 3 and min(rows) >= 4, "behind the slots' rows"

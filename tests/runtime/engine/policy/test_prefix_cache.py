@@ -8,7 +8,7 @@ from array import array
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_engine.errors import InternalError
@@ -18,6 +18,7 @@ from spark_engine.runtime.engine.policy.prefix_eviction import HYSTERESIS, TAU, 
 from spark_engine.runtime.engine.policy.prefix_trie import CachedState, Hit, PageNode
 from spark_engine.runtime.engine.pool import Pool
 from tests.runtime.engine.invariants import check_cache, check_pool, kept_pages
+from tests.runtime.generated import tried
 
 PAGE, PAGE_BYTES, ROW_BYTES = 4, 10, 25
 
@@ -188,13 +189,7 @@ def play(world: World, rng: random.Random, steps: int) -> None:
         world.check()
 
 
-@settings(
-    max_examples=3 * settings().max_examples,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@tried(3)
 @given(
     seed=st.integers(0, 2**32),
     pages=st.integers(3, 30),

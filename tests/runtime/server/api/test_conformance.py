@@ -108,16 +108,9 @@ SHARED: Mapping[str, Row] = {
         {"stream": True},
     ),
     "return_token_ids": (True, lambda a: len(a.choice["token_ids"]) > 2),
-    "return_tokens_as_token_ids": (
-        True,
-        lambda a: '"token_id:' in a.text,
-    ),
+    "return_tokens_as_token_ids": (True, lambda a: '"token_id:' in a.text),
     "skip_special_tokens": (False, lambda a: MARK in _text(a)),
-    "include_stop_str_in_output": (
-        True,
-        lambda a: _text(a).endswith("l"),
-        {"stop": "l"},
-    ),
+    "include_stop_str_in_output": (True, lambda a: _text(a).endswith("l"), {"stop": "l"}),
     "detokenize": (False, lambda a: _text(a) == ""),
     "truncate_prompt_tokens": (2, lambda a: len(a.request.prompt) == 2),
     "priority": _refused(3, "--allow-priority"),

@@ -178,14 +178,6 @@ def test_what_is_half_or_unknown_ends_no_chat(path: str, message: dict[str, Any]
         assert "AA==" not in _asked(path, history)
 
 
-@pytest.mark.parametrize("path", PARTS)
-def test_a_history_without_a_question_is_answered(path: str) -> None:
-    greeting, system = _said("Hello!"), {"role": "system", "content": "s"}
-    for messages in ([system], [greeting], [system, greeting], _result(path, "r")[1:]):
-        prompt = _asked(path, messages)
-        assert "<|im_start|>user\n<|im_end|>" in prompt or path == MESSAGES
-
-
 def _step(path: str, step: int, reminder: str) -> list[Any]:
     """A thought, a call, its result, and a reminder in one of the forms that agents use."""
     thought, name = f"Thought {step}.", f"c{step}"

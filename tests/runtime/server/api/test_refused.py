@@ -181,8 +181,7 @@ def test_what_is_no_json_object_is_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "schema",
-    [[None], {"properties": 3}, {"properties": {"a": {"type": [{}], "anyOf": 1}}}],
+    "schema", [[None], {"properties": 3}, {"properties": {"a": {"type": [{}], "anyOf": 1}}}]
 )
 def test_a_tools_schema_may_be_anything(schema: Any) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}

@@ -1,6 +1,7 @@
 """OpenAI's responses: what a body means, the form of answers and events, what is kept."""
 
 import asyncio
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -84,26 +85,12 @@ def test_a_thought_begins_a_turn() -> None:
     assert second == {**wanted, "reasoning_content": "u"}
 
 
-def test_fields_have_their_counterparts() -> None:
-    form = {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}
-    chat = _chat(
-        [], max_output_tokens=9, temperature=0.5, top_p=0.9, stream=True, tools=TOOLS,
-        tool_choice="required", parallel_tool_calls=False, reasoning={"effort": "low"},
-        text={"format": form}, top_logprobs=2, seed=3, top_k=4,
-    )  # fmt: skip
-    assert (chat.max_completion_tokens, chat.temperature, chat.top_p, chat.stream) == (
-        9,
-        0.5,
-        0.9,
-        True,
-    )
+def test_choices_have_their_counterparts() -> None:
+    """What the other fields do: test_conformance.py."""
+    chat = _chat([], tools=TOOLS, tool_choice="required", reasoning={"effort": "low"})
     function = {"name": "weather", "parameters": SCHEMA, "strict": True}
     assert chat.tools == [{"type": "function", "function": function}]
-    assert (chat.tool_choice, chat.parallel_tool_calls) == ("required", False)
-    assert (chat.reasoning, chat.logprobs, chat.top_logprobs) == ({"effort": "low"}, True, 2)
-    assert (chat.seed, chat.top_k) == (3, 4)
-    inner = {"name": "n", "schema": SCHEMA, "strict": True}
-    assert chat.response_format == {"type": "json_schema", "json_schema": inner}
+    assert (chat.tool_choice, chat.reasoning) == ("required", {"effort": "low"})
     named = {"type": "function", "name": "weather"}
     wanted = {"type": "function", "function": {"name": "weather"}}
     assert _chat([], tools=TOOLS, tool_choice=named).tool_choice == wanted
@@ -119,6 +106,7 @@ def test_a_whole_answer() -> None:
     thought, message, call = answer.pop("output")
     assert (thought["type"], thought["content"][0]["text"]) == ("reasoning", "I think.")
     assert thought["summary"] == [] and thought["id"].startswith("rs_")
+    assert b64decode(thought["encrypted_content"]) == b"I think."
     part = {"type": "output_text", "text": "Let me look.", "annotations": [], "logprobs": []}
     assert message.pop("id").startswith("msg_")
     assert message == {

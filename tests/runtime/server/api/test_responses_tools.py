@@ -118,6 +118,7 @@ def test_calls_are_items_of_their_tools_whole_streamed_stored_and_replayed() -> 
     body = {"input": "hi", "tools": [RUN, SPACE, HOSTED[0], PATCH]}
     whole = server.post(PATH, body).json()
     _, go, patch = whole["output"]
+    assert whole["tools"] == body["tools"]
     ResponseFunctionToolCall.model_validate(go)
     ResponseCustomToolCall.model_validate(patch)
     assert (go["type"], go["name"], go["namespace"]) == ("function_call", "go", "agents")

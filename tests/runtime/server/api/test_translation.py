@@ -37,8 +37,7 @@ LEAF = st.one_of(
 JSON = st.recursive(
     LEAF,
     lambda inner: st.one_of(
-        st.lists(inner, max_size=2),
-        st.dictionaries(st.sampled_from(WORDS), inner, max_size=4),
+        st.lists(inner, max_size=2), st.dictionaries(st.sampled_from(WORDS), inner, max_size=4)
     ),
     max_leaves=8,
 )
@@ -78,18 +77,8 @@ def _response(body: ResponsesBody) -> Any:
 @pytest.mark.parametrize(
     ("module", "said", "param", "want"),
     [
-        (
-            messages,
-            "tools[2].function.parameters.a is x",
-            "tools",
-            "tools[2].input_schema.a",
-        ),
-        (
-            responses,
-            "tools[2].function.parameters.a is x",
-            "tools",
-            "tools[2].parameters.a",
-        ),
+        (messages, "tools[2].function.parameters.a is x", "tools", "tools[2].input_schema.a"),
+        (responses, "tools[2].function.parameters.a is x", "tools", "tools[2].parameters.a"),
         (
             messages,
             "response_format.json_schema.schema.a is x",

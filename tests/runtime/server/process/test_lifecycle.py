@@ -91,7 +91,7 @@ def test_a_hangup_while_the_engine_is_loaded_ends_nothing(
     options = module.ServerOptions(port=0, api_keys=str(path))
 
     class Loading(EngineClient):
-        async def begin(self) -> None:
+        async def begin(self, early: object) -> None:
             pass
 
         async def loaded(self) -> EngineInfo:

@@ -98,9 +98,7 @@ def test_the_deadline_is_the_requests_and_not_each_tokens() -> None:
 @pytest.fixture
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        generation,
-        "time",
-        SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time()),
+        generation, "time", SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time())
     )
 
 

@@ -1,0 +1,93 @@
+"""An engine process without orders: it takes them once, and ends with the pipe to it."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zmq.asyncio
+
+from spark_engine.runtime.server.engine_client import early, engine_process
+
+SCRIPT = """
+import os, sys
+from spark_engine.runtime.server.engine_client.early import read_orders
+path, *words = read_orders()
+with open(path, "a") as file:
+    print(*words, os.environ.get("GIVEN"), os.environ.get("BEFORE"), file=file)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> tuple[early.EarlyProcess, subprocess.Popen[bytes]]:
+    """A process that began with another environment."""
+    monkeypatch.setattr(early, "WORKER", (sys.executable, "-c", SCRIPT))
+    monkeypatch.setenv("BEFORE", "1")
+    made = early.EarlyProcess()
+    monkeypatch.delenv("BEFORE")
+    monkeypatch.setenv("GIVEN", "two\nlines")
+    assert made._process is not None
+    return made, made._process
+
+
+Waiting = tuple[early.EarlyProcess, subprocess.Popen[bytes]]
+
+
+def test_it_gets_arguments_and_the_environment_of_now_once(
+    tmp_path: Path, waiting: Waiting
+) -> None:
+    one, process = waiting
+    assert one.take([str(tmp_path / "out"), "a b"]) is process
+    assert one.take(["again"]) is None
+    one.close()  # it is another one's now
+    process.communicate(timeout=60)  # closes its standard input
+    assert process.returncode == 0
+    assert (tmp_path / "out").read_text() == "a b two\nlines None\n"
+
+
+def test_it_ends_without_orders_when_its_parent_does(tmp_path: Path, waiting: Waiting) -> None:
+    _, process = waiting
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_one_that_is_closed_or_has_ended_takes_no_orders(waiting: Waiting) -> None:
+    one, process = waiting
+    process.kill()
+    process.wait(60)
+    assert one.take(["path"]) is None
+    other = early.EarlyProcess()
+    assert (left := other._process) is not None
+    other.close()
+    assert left.returncode == -9 and other.take(["path"]) is None
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_an_engine_process_is_the_early_one_or_starts(
+    tmp_path: Path, waiting: Waiting, ended: bool
+) -> None:
+    """Where that has ended, the command is run."""
+    one, process = waiting
+    if ended:
+        process.kill()
+    context = zmq.asyncio.Context()
+    code = "import sys; open(sys.argv[1], 'a').write('started'); sys.stdin.read()"
+    command = (sys.executable, "-P", "-c", code, str(tmp_path / "out"))
+    assert len(early.WORKER) == 3 and len(engine_process.WORKER) == 4
+    made = engine_process.EngineProcess(command, context, lambda data: None)
+    if ended:
+        process.wait(60)
+    await made.start(one)
+    assert (made.pid == process.pid) != ended
+    for _ in range(6000):
+        if (tmp_path / "out").exists() and (tmp_path / "out").read_text():
+            break
+        await asyncio.sleep(0.01)
+    assert await made.close(patience_s=60) and made.gone
+    text = (tmp_path / "out").read_text()
+    assert text == "started" if ended else text.startswith("ipc://")
+    assert not os.path.exists(f"/proc/{made.pid}")
+    context.term()
