@@ -70,7 +70,8 @@ class HeadBlocks:
         blocks: of a multiprocessor.
         grouped: a block has all value heads of a key head, else one.
         stages: chunks of a warp in flight to shared memory; 0: loads go through registers.
-        chunked: a round's tokens at once, by products of tf32; other bits than token by token.
+        chunked: a round's tokens at once, by products of tf32; other bits than token by token. Two
+            value heads of a key head are grouped, which is faster; three are not.
         why, fallback: as in `Chunks`, with `gated_delta_step` as the unfused op.
     """
 
@@ -90,6 +91,5 @@ HEADS = (
     HeadBlocks("small registers", 4, 4, fallback=True),
     HeadBlocks("many registers", 16, 1),
     HeadBlocks("grouped", 4, 4, grouped=True, stages=2),
-    HeadBlocks("small chunk", 4, 4, chunked=True),
-    HeadBlocks("small grouped chunk", 4, 4, grouped=True, chunked=True),
+    HeadBlocks("chunk", 4, 4, chunked=True),
 )

@@ -64,7 +64,7 @@ class Problem:
 
     def heads(self, shape: HeadBlocks) -> int:
         """Value heads of one block."""
-        return self.repeat if shape.grouped else 1
+        return self.repeat if shape.grouped or shape.chunked and self.repeat == 2 else 1
 
     def shared(self, shape: HeadBlocks) -> int:
         """Bytes of the kernel's `Shared`, its alignment included."""

@@ -70,7 +70,7 @@ def sequence_of(launch: Launch, compute: test_rounds.Compute, n: int) -> test_ro
 def test_tokens_at_once_are_no_farther_off_after_four_thousand(cache: Path) -> None:
     """Without one of the three products of tf32 it is a thousand times as far off."""
     found = []
-    for name in ("small registers", "small chunk"):
+    for name in ("small registers", "chunk"):
         compute = test_emulated_round.Emulated(test_emulated_round.TACTICS[name], cache)
         sequence = sequence_of(LAUNCH, compute, TOKENS)
         pairs = zip(in_rounds(sequence, TOKENS), truth(sequence, TOKENS), strict=True)
