@@ -24,8 +24,8 @@ import numpy as np
 from spark_engine.engine_file import read_manifest
 from spark_engine.interface import DECODE, PREFILL, SAMPLING_F, drafts_of, tile_of
 from spark_engine.manifest import NATIVE, Greedy
-from spark_engine.runtime.engine.detect import HOST_TARGETS, runnable_targets
-from spark_engine.runtime.engine.load import Loaded, load
+from spark_engine.runtime.engine.detect import runnable_targets
+from spark_engine.runtime.engine.load import HOST_TARGETS, Loaded, load
 from spark_engine.runtime.engine.request import capacity
 from spark_engine.runtime.executors.memory import BucketKey, EngineMemory
 from spark_engine.tensors import Array

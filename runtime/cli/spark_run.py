@@ -38,7 +38,7 @@ from spark_engine.runtime.cli.options.run_options import (
 )
 from spark_engine.runtime.cli.profile import finish
 from spark_engine.runtime.cli.terminal.printable import printable
-from spark_engine.runtime.engine.detect import HOST_TARGETS
+from spark_engine.runtime.engine.detect import needs_gpu
 from spark_engine.runtime.engine.request import FinishReason, capacity
 from spark_engine.runtime.offline.embedded import cache_folder, embedded_engine
 from spark_engine.runtime.ranks.hosts import name_network, own_rank, serve_rank
@@ -142,7 +142,7 @@ def main(
 def _check_device(folders: Collection[Path], number: int | None) -> None:
     """Raises OptionError where a GPU is chosen for engines that use none."""
     targets = {} if number is None else {one: read_manifest(one).target for one in folders}
-    if targets and {*targets.values()} <= {*HOST_TARGETS}:
+    if targets and not any(map(needs_gpu, targets.values())):
         folder, target = next(iter(targets.items()))
         words = f"{folder} is for the {target}: leave it out, or build for the GPU with --target"
         raise OptionError(f"--device does nothing: {words}")

@@ -14,12 +14,8 @@ from spark_engine.engine_file import has_text, read_manifest
 from spark_engine.errors import UserError
 from spark_engine.interface import Limits
 from spark_engine.manifest import NATIVE, Manifest
-from spark_engine.runtime.engine.detect import (
-    HOST_TARGETS,
-    check_capacity,
-    foreign,
-    runnable_targets,
-)
+from spark_engine.runtime.engine.detect import check_capacity, foreign, runnable_targets
+from spark_engine.runtime.engine.load import HOST_TARGETS
 from spark_engine.runtime.engine.request import capacity
 from spark_engine.runtime.executors.cache_size import GpuMemory
 from spark_engine.runtime.ranks.spawn import check_gpus, check_nccl

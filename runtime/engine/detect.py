@@ -8,8 +8,12 @@ from spark_engine.hints import cuda_missing, driver_present, extra
 from spark_engine.manifest import NATIVE, Manifest
 
 GIB = 1 << 30
-HOST_TARGETS = ("cpu",)  # need no GPU; a GPU's target is known by its driver
 RTX = "rtx", ((8, 9), (12, 0), (12, 1))  # TensorRT-RTX's target, and the GPUs it is built for
+
+
+def needs_gpu(target: str) -> bool:
+    """Whether engines of this target run on a GPU."""
+    return target.startswith("sm_") or target == RTX[0]
 
 
 def runnable_targets(hosts: tuple[str, ...]) -> tuple[str, ...]:

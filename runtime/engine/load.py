@@ -31,12 +31,7 @@ from spark_engine.errors import EngineError, OptionError
 from spark_engine.interface import DECODE, PREFILL, Limits
 from spark_engine.manifest import NATIVE, Bucket, Manifest, StateInfo
 from spark_engine.progress import Progress
-from spark_engine.runtime.engine.detect import (
-    HOST_TARGETS,
-    check_capacity,
-    foreign,
-    runnable_targets,
-)
+from spark_engine.runtime.engine.detect import check_capacity, foreign, runnable_targets
 from spark_engine.runtime.executors.cache_size import GpuMemory, budget, device_rows
 from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.executors.executor import Executor
@@ -62,6 +57,7 @@ TURN_S = 2e-4  # of a thread that computes: one that copies weights asks for Pyt
 # Of a `.engine` file's header and payload, the folder that holds the weights, and threads.
 OpenExecutor: TypeAlias = Callable[[EngineHeader, bytes, Path, int], Executor]
 EXECUTORS: Mapping[str, OpenExecutor] = {"ort": OrtExecutor, "trt": TrtExecutor}
+HOST_TARGETS = ("cpu",)  # their targets; a GPU's target is known by its driver
 
 
 @dataclass(frozen=True)

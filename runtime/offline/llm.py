@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 from spark_engine.device.choice import ORDER, VISIBLE, choose
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError, RequestError, SparkError
-from spark_engine.runtime.engine.detect import HOST_TARGETS
+from spark_engine.runtime.engine.detect import needs_gpu
 from spark_engine.runtime.engine.options import EngineOptions
 from spark_engine.runtime.offline.answering import Take
 from spark_engine.runtime.offline.embedded import cache_folder, embedded_engine
@@ -71,7 +71,7 @@ class LLM:
             if gib is not None and not 0 <= gib <= 1 << 20:
                 raise OptionError(f"{name} is {gib}; give GiB from 0 up, e.g. 8")
         folder = _folder(engine)
-        if device is not None and (target := read_manifest(folder).target) in HOST_TARGETS:
+        if device is not None and not needs_gpu(target := read_manifest(folder).target):
             raise OptionError(f"device is {device}, and {folder} is for the {target}: leave it out")
         sizes = [None if gib is None else int(gib * GIB) for gib in (cache_gib, host_gib)]
         own = EngineOptions(drafts=drafts, cache_bytes=sizes[0], host_bytes=sizes[1])
