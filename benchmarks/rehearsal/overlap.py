@@ -14,7 +14,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +37,9 @@ def prepared(gpu: Any, pdl: bool, loose: bool) -> Iterator[None]:
     smem_scale, prepare = gpu.smem_scale, gpu.prepare
 
     def changed(function: Any, shape: Shape, args: Any) -> Callable[[], None]:
-        own = replace(shape, pdl=shape.pdl and pdl)
+        own = shape._replace(pdl=shape.pdl and pdl)
         if smem_scale is None and not loose and math.prod(own.grid) <= gpu.multiprocessors:
-            own = replace(own, shared=max(own.shared, MORE_THAN_HALF))
+            own = own._replace(shared=max(own.shared, MORE_THAN_HALF))
             gpu.allow_shared(function, own.shared)
         queue: Callable[[], None] = prepare(function, own, args)
         return queue
