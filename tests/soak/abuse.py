@@ -126,7 +126,8 @@ def warm(found: Server) -> None:
     at = Attacker.of(found, found.how.key)
     for i in range(WARM):
         prompts = [f"{i} {j} " + "once upon a time " * 250 for j in range(3)]
-        at.post(TEXT, {"prompt": prompts, "max_tokens": 1})
+        # choices too: steps of many sequences touch memory that was planned and not yet taken
+        at.post(TEXT, {"prompt": prompts, "max_tokens": 16, "n": 5, "logprobs": 5})
         at.post(TEXT, {"prompt": "a", "max_tokens": 1, "guided_regex": f"[ab]{{{i + 1}}}"})
     if not found.how.module == FRONT:
         at.expect(at.statuses["200"] == 2 * WARM, f"warming: {at.statuses}")
