@@ -17,7 +17,6 @@ from spark_engine.interface import DECODE
 from spark_engine.models.checkpoint.expected_tensors import MTP
 from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.draft_options import DraftOptions
-from spark_engine.models.weights.draft_weights import with_draft_dtype
 from spark_engine.models.weights.operands import takes_fp8
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.formats.nvfp4 import W4A8
@@ -92,9 +91,7 @@ def quantisation(
     tensors it has."""
     rows = []
     owned = model.tensors_by_module()
-    schemes = dict(model.table.modules)
-    if draft is not None:
-        schemes |= with_draft_dtype(model, draft.dtype).table.drafts
+    schemes = {**model.table.modules, **(model.table.drafts if draft else {})}
     for module, scheme in schemes.items():
         stored = scheme.value if scheme is not Scheme.PLAIN else model.config.dtype.value
         stored = W4A8.name if fp8_mlps and takes_fp8(model, module) else stored
