@@ -7,7 +7,7 @@
 //
 // f32 is two parts of tf32, of which three products are added: 2e-7 of a sum's terms. Left operand:
 // 16 rows x 8 elements; lane (g, t) has four elements from 4 t on of rows g and g + 8. Right: keys
-// and queries of tokens in turn. H200, 4 tokens: benchmarks/log/delta_rule/delta_round_mma.md.
+// and queries of tokens in turn. H200, 4 tokens: benchmarks/log/delta_rule/delta_round_chunk.md.
 #pragma once
 #include "delta_rule/delta_round.cuh"
 
@@ -38,7 +38,7 @@ DEVICE void multiply_state(float (&c)[4], const Round& s, const uint4 (&raw)[ACC
 #pragma unroll
   for (int i = 0; i < 4; i++) c[i] = sums[0][i] + (sums[1][i] + sums[2][i]);
 }
-// The chunk behind entry `last`; it has folded all before entry `since`.
+// The chunk after entry `last`; it holds all entries before `since`.
 DEVICE void fold(const Round& s, uint4 (&raw)[ACCESSES], int first, int since, int last, int lane) {
   const float* decay = s.decay[last - MAX_LAG][first / VD];
   float x[ACCESSES][EPL];
@@ -70,7 +70,7 @@ DEVICE void go_over(Round& s, uint4 (&raw)[ACCESSES], int first, int head, const
   const int t = lane % 4, j = min(t, TILE - 1), row = first + lane / 4, mine = first / VD;
   const int since = p.entry(since_of(p, head, first)), start = p.entry(p.start);
   const int behind = p.behind(), phase = phase_of(p, head, first) + behind;
-  // Behind which position from `done` it folds; below 0: it does not.
+  // The position from `done` after which it folds; below 0: it does not.
   const int last = p.done == 0 ? 0 : behind - (phase + 1) % RECORDS;
   const auto load_next = [&] {
 #pragma unroll
