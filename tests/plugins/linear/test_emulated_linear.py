@@ -26,6 +26,7 @@ CASES = (
     ("stream-k", "f32", 90, 400, 400),
     ("whole tiles", "bf16", 40, 656, 656),
     ("whole tiles", "bf16", 300, 528, 272),
+    ("whole tiles", "bf16", 300, 528, 1024),
 )
 # Every scale byte, and every code with it; ragged rows, tiles cut in two and three, whole, banded.
 A8_CASES = (
