@@ -156,8 +156,10 @@ template <class Finish>
 DEVICE void consume_all(const Problem& p, const Ring& r, void* out, const Finish& finish) {
   wait_for_previous();  // nothing may be written earlier
   PipelineState here;
-  for (u32 tile = blockIdx.x, tiles = tile + 1; tile < tiles; tile += gridDim.x) {
-    const Problem now = recomputed(p);
+  // With FACTORS nothing is held all along: a block has at least one tile.
+  u32 tiles = FACTORS ? ~0u : p.tiles;
+  for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const Problem now = FACTORS ? recomputed(p) : p;
     const Mine mine(min(BLOCK_N, now.rows - Corner(now, tile).n) / 16);
     Sums sums = {};
     for (int stage = 0; stage < p.stages; ++stage, here.next()) {
@@ -165,7 +167,7 @@ DEVICE void consume_all(const Problem& p, const Ring& r, void* out, const Finish
       consume(r, here, mine, sums);
     }
     const Problem late = recomputed(p);  // or what is computed here is held all along
-    tiles = late.tiles;                  // of which a block has at least one
+    if (FACTORS) tiles = late.tiles;
     const Corner at(late, tile);
     const Factors<Finish> factors(late, at, finish);
     write_tile(late, at, out, sums, factors);
