@@ -12,7 +12,8 @@
 // Macros: BLOCK_N, BLOCK_M, WARP_TILES, STAGE_SLABS (k-slabs a stage), CUT (k-slabs between cuts, a
 // multiple of STAGE_SLABS), STAGES, WGMMA, OUT_BF16, RAGGED (n % 16), WHOLE_K (k is whole k-slabs),
 // RESIDENT (blocks an SM); if given W_SLABS (packed k-slabs of weights in one), WARPS_M (warps that
-// share an m16 tile), BAND (tiles along m of a band), SCALE_SLABS (k-slabs of scales in a copy).
+// share an m16 tile), BAND (tiles along m of a band), SCALE_SLABS (k-slabs of scales in a copy),
+// TURNS (consumer warpgroups multiply in turn).
 #pragma once
 #include "gemm/stream_k/stream_k_epilogue.cuh"
 #if WGMMA
@@ -73,7 +74,7 @@ DEVICE void fold(float (&sum)[4], const float (&part)[4], const float2& factor) 
 #if WGMMA && defined(SLAB_SCALES)
 // One stage by wgmma: a k-slab's products add up in separate registers, which also bounds what e4m3
 // wgmma's short sums lose, then its scales bring them into the sums. Of 256 tokens half at a time:
-// the registers hold no more. Two warpgroups with FACTORS take turns to multiply, so that one
+// the registers hold no more. With TURNS two warpgroups take turns to multiply, so that one
 // scales while the other multiplies; if both begin together, both scale together.
 DEVICE void consume(const Ring& r, const PipelineState& here, const Mine& mine, Sums& sums) {
   static_assert(WARP_TILES == 1, "the registers hold one m16 tile's parts");
@@ -90,7 +91,7 @@ DEVICE void consume(const Ring& r, const PipelineState& here, const Mine& mine, 
     for (int from = 0; from < BLOCK_M; from += WIDTH) {
       float part[WIDTH / 8][4];
       const u64 tile = tiles + (u * BLOCK_M + from) * (128 / 16);
-      if (FACTORS) meet(1 + own, 2 * 128);
+      if (TURNS) meet(1 + own, 2 * 128);
       wgmma_fence();
       Wgmma<FP8_MMA, WIDTH>::begin(part, a[0], tile);
 #pragma unroll
@@ -98,7 +99,7 @@ DEVICE void consume(const Ring& r, const PipelineState& here, const Mine& mine, 
         Wgmma<FP8_MMA, WIDTH>::run(part, a[step], tile + 2 * step);
       wgmma_commit();
       if constexpr (FACTORS) {
-        pass(1 + other, 2 * 128);
+        if (TURNS) pass(1 + other, 2 * 128);
         uint4 ahead[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) ahead[i] = scales.products(from / 16 + i);
@@ -237,9 +238,9 @@ DEVICE void stream_k_gemm(Problem p, void* out, const Finish& finish) {
 #endif
   } else {
     if (MOVE_REGISTERS) more_registers<MORE>();
-    if (FACTORS && threadIdx.x >= 128) pass(1, 2 * 128);  // the first turn
+    if (TURNS && threadIdx.x >= 128) pass(1, 2 * 128);  // the first turn
     consume_all(p, ring, out, finish);
-    if (FACTORS && threadIdx.x < 128) meet(1, 2 * 128);
+    if (TURNS && threadIdx.x < 128) meet(1, 2 * 128);
 #if !BAND
     fix_up(p, out, finish);
 #endif

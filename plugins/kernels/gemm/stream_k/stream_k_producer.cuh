@@ -48,6 +48,9 @@ constexpr bool FACTORS = BLOCK_M > 128;
 #else
 constexpr bool FACTORS = false;
 #endif
+#ifndef TURNS
+#define TURNS 0
+#endif
 constexpr int FIRST_COPIER = THREADS + 64;
 constexpr int BLOCK = FIRST_COPIER + COPIERS;
 // From producers to consumers, where the sums of a warp want it: what four warpgroups may have of a
