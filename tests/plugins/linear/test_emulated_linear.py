@@ -9,6 +9,7 @@ import pytest
 
 from spark_engine.kernel import GB10, H200, Target
 from spark_engine.op import Attrs
+from spark_engine.plugins.kernels.gemm.stream_k import stream_k_gemm
 from tests.plugins import cuda_node, emulated
 from tests.plugins.linear import test_cuda_linear
 
