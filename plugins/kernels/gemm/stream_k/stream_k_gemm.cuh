@@ -11,7 +11,7 @@
 // load, decode (to a[step][register]), multiply, and what stream_k_mma.cuh asks for.
 // Macros: BLOCK_N, BLOCK_M, WARP_TILES, STAGE_SLABS (k-slabs a stage), CUT (k-slabs between cuts, a
 // multiple of STAGE_SLABS), STAGES, WGMMA, OUT_BF16, RAGGED (n % 16), WHOLE_K (k is whole k-slabs),
-// RESIDENT (blocks an SM); if given W_SLABS (k-slabs packed in one), WARPS_M (warps of an m16 tile),
+// RESIDENT (blocks an SM); if given W_SLABS (k-slabs packed in one), WARPS_M (warps of an m16),
 // BAND (m tiles of a band), SCALE_SLABS (of scales in a copy), TURNS (warpgroups multiply in turn).
 #pragma once
 #include "gemm/stream_k/stream_k_epilogue.cuh"
