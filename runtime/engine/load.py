@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from spark_engine.device.host_memory import available_memory
 from spark_engine.device.shared_memory import host_budget
 from spark_engine.device.startup_lock import startup_lock
 from spark_engine.engine_file import (
+    EngineFile,
     EngineFolder,
     EngineHeader,
     open_folder,
@@ -297,17 +299,31 @@ def _load_native(
         if rows:
             shown.say(f"prefix cache: {rows} snapshots of {row / MIB:.1f} MiB")
         table = {**EXECUTORS, NATIVE: engine.open}
-        for bucket in manifest.buckets:
-            executor = _open(folder, bucket, threads, table)
-            undo.callback(executor.close)
-            executors[bucket.family, bucket.rows] = executor
-            mark(f"{bucket.family} {bucket.rows}")
+        with closing(_read_ahead(folder)) as files:
+            for bucket, file in files:
+                executor = _open(folder, bucket, threads, table, file)
+                undo.callback(executor.close)
+                executors[bucket.family, bucket.rows] = executor
+                mark(f"{bucket.family} {bucket.rows}")
         gc.collect()  # here, where weights are still being read
         engine.wait()
         mark("weights")
         undo.pop_all()
     own = {"device_states": engine.states, "table_writer": engine.tables, "clock": engine.clock}
     return _loaded(folder, executors, rows, options.cache_bytes, open_bucket=engine.open, **own)
+
+
+def _read_ahead(folder: EngineFolder) -> Generator[tuple[Bucket, EngineFile]]:
+    """The buckets with their files; a thread reads and hashes one while the last one is opened."""
+    with ThreadPoolExecutor(1, "files") as pool:
+        last: tuple[Bucket, Future[EngineFile]] | None = None
+        for bucket in folder.manifest.buckets:
+            ahead = bucket, pool.submit(folder.engine, bucket)
+            if last is not None:
+                yield last[0], last[1].result()
+            last = ahead
+        if last is not None:
+            yield last[0], last[1].result()
 
 
 @contextmanager
@@ -340,9 +356,13 @@ def _loaded(
 
 
 def _open(
-    folder: EngineFolder, bucket: Bucket, threads: int, table: Mapping[str, OpenExecutor]
+    folder: EngineFolder,
+    bucket: Bucket,
+    threads: int,
+    table: Mapping[str, OpenExecutor],
+    file: EngineFile | None = None,
 ) -> Executor:
-    file = folder.engine(bucket)
+    file = folder.engine(bucket) if file is None else file
     header = file.header
     found = (header.family, header.rows, header.tile, header.target)
     if found != (bucket.family, bucket.rows, bucket.tile, folder.manifest.target):
