@@ -81,6 +81,15 @@ def pack(
     return [memory.data[start:end] for start, end in pairwise(ends)]
 
 
+def hold_context() -> Callable[[], None]:
+    """Creates the first GPU's primary context, which a `Gpu` then finds; returns what releases it.
+    Raises ExecutorError without a GPU."""
+    value(driver.cuInit(0))
+    device = value(driver.cuDeviceGet(0))
+    value(driver.cuDevicePrimaryCtxRetain(device))
+    return lambda: value(driver.cuDevicePrimaryCtxRelease(device))
+
+
 def copy_all(stream: Any, copies: Sequence[tuple[int, int, int]]) -> None:
     """Queues copies within the device, (to, from, bytes), as one call: a snapshot has hundreds.
 

@@ -291,11 +291,7 @@ class Gpu:
         """Queues a kernel; `args` are addresses and numbers in the order of `launch.args`."""
         self.prepare(function, launch.shape, args)()
 
-    def pack(
-        self, values: Sequence[int | float], kinds: Sequence[str], uses: Sequence[Sequence[int]]
-    ) -> Sequence[memoryview]:
-        """The arguments of many launches, which `prepare` takes (see `cuda_driver.pack`)."""
-        return pack(values, kinds, uses)
+    pack = staticmethod(pack)  # the arguments of many launches, which `prepare` takes
 
     def prepare(
         self, function: Function, shape: Shape, args: Sequence[int | float] | memoryview
