@@ -9,10 +9,11 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -315,15 +316,14 @@ def _load_native(
 
 def _read_ahead(folder: EngineFolder) -> Generator[tuple[Bucket, EngineFile]]:
     """The buckets with their files; a thread reads and hashes one while the last one is opened."""
+    buckets = folder.manifest.buckets
     with ThreadPoolExecutor(1, "files") as pool:
-        last: tuple[Bucket, Future[EngineFile]] | None = None
-        for bucket in folder.manifest.buckets:
-            ahead = bucket, pool.submit(folder.engine, bucket)
-            if last is not None:
-                yield last[0], last[1].result()
-            last = ahead
-        if last is not None:
-            yield last[0], last[1].result()
+        ahead = pool.submit(folder.engine, buckets[0])
+        for bucket, after in zip_longest(buckets, buckets[1:]):
+            file = ahead.result()
+            if after is not None:
+                ahead = pool.submit(folder.engine, after)
+            yield bucket, file
 
 
 @contextmanager
@@ -360,9 +360,9 @@ def _open(
     bucket: Bucket,
     threads: int,
     table: Mapping[str, OpenExecutor],
-    file: EngineFile | None = None,
+    read: EngineFile | None = None,
 ) -> Executor:
-    file = folder.engine(bucket) if file is None else file
+    file = read or folder.engine(bucket)
     header = file.header
     found = (header.family, header.rows, header.tile, header.target)
     if found != (bucket.family, bucket.rows, bucket.tile, folder.manifest.target):

@@ -3,20 +3,9 @@
 Knows cubins and their entries; knows no launch.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from spark_engine.device.gpu import Function, Gpu
-
-SAMPLED = 64  # of so many bytes one is hashed; all are compared, at ten times the speed
-
-
-class _Image(NamedTuple):
-    """A cubin as a key."""
-
-    cubin: bytes
-
-    def __hash__(self) -> int:
-        return hash(self.cubin[::SAMPLED])
 
 
 class Kernels:
@@ -24,18 +13,17 @@ class Kernels:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self._modules: dict[_Image, Any] = {}
-        self._found: dict[tuple[_Image, str], tuple[Function, int]] = {}
+        self._modules: dict[bytes, Any] = {}
+        self._found: dict[tuple[bytes, str], tuple[Function, int]] = {}
 
     def find(self, cubin: bytes, symbol: str, shared: int) -> Function:
         """The kernel, loaded, with a dynamic shared memory limit of at least `shared` bytes and of
         all earlier requests."""
-        image = _Image(cubin)
-        if image not in self._modules:
-            self._modules[image] = self._gpu.module(cubin)
-        key = image, symbol
+        if cubin not in self._modules:
+            self._modules[cubin] = self._gpu.module(cubin)
+        key = cubin, symbol
         if key not in self._found:
-            found = self._gpu.function(self._modules[image], symbol)
+            found = self._gpu.function(self._modules[cubin], symbol)
             self._gpu.load_function(found)
             self._found[key] = found, 0
         function, allowed = self._found[key]

@@ -80,7 +80,7 @@ def main() -> int:
     close: list[Callable[[], None]] = []
     opening = threading.Thread(target=_open_gpu, args=(close,))
     opening.start()
-    # imported here: the thread has begun
+    # imported here: the thread runs
     from pathlib import Path
 
     from spark_engine.engine_file import read_manifest

@@ -108,7 +108,7 @@ def test_the_process_ends_when_the_upload_is_given_up(tmp_path: Path) -> None:
 def test_the_process_ends_where_its_memory_cannot_be_page_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has begun then: page-locking takes as long as its start."""
+    """It runs by then: page-locking takes as long as its start."""
     path, _ = write(tmp_path, 50 * CHUNK)
     started, begin = list[subprocess.Popen[bytes]](), subprocess.Popen
 
