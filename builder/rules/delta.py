@@ -1,7 +1,8 @@
-"""The rule that fuses a decode layer's gated delta net into one launch.
+"""The rules that fuse a gated delta net's nodes: of a decode layer into one launch, of a prefill the
+convolution into the rule's launches.
 
-Knows the ops causal_conv, gated_delta_step, gated_norm[_quant] and gdn_decode of docs/graph.md.
-Runs after the quantisers are fused into the norm.
+Knows the ops causal_conv, gated_delta_step, gated_delta_chunk, gated_norm[_quant], gdn_decode and
+gdn_prefill of docs/graph.md. Run after the quantisers are fused into the norm.
 """
 
 import onnx_graphsurgeon as gs
@@ -60,3 +61,31 @@ def fuse_decode(context: RewriteContext, match: Match) -> None:
 
 
 GDN_DECODE = Rule("gdn_decode", find_decode, can_fuse, fuse_decode)
+
+
+def find_prefill(context: RewriteContext, node: gs.Node) -> Match | None:
+    """gated_delta_chunk(causal_conv(qkvz), ba)."""
+    conv = producer(node.inputs[0]) if is_op(node, "gated_delta_chunk") else None
+    return Match(node, {"conv": conv}) if conv is not None and is_op(conv, "causal_conv") else None
+
+
+def can_fuse_prefill(context: RewriteContext, match: Match) -> str | None:
+    """Refuses if another node reads what the convolution makes."""
+    return read_alone(context.graph, (match.parts["conv"].outputs[0],))
+
+
+def fuse_prefill(context: RewriteContext, match: Match) -> None:
+    """gdn_prefill(…) -> o, conv_state', gdn_state', [gdn_ring']; it keeps the rule's name."""
+    rule, conv = match.root, match.parts["conv"]
+    qkvz, conv_weight, conv_state, *_ = conv.inputs
+    _, ba, *rest = rule.inputs
+    o, *states = rule.outputs
+    operands, outputs = [qkvz, ba, conv_weight, conv_state, *rest], [o, conv.outputs[1], *states]
+    attrs = dict(rule.attrs)
+    for node in (rule, conv):
+        detach(node)
+    node = add_node(context.ops, rule.name, "gdn_prefill", operands, outputs, **attrs)
+    context.graph.nodes.append(node)
+
+
+GDN_PREFILL = Rule("gdn_prefill", find_prefill, can_fuse_prefill, fuse_prefill)
