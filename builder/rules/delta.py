@@ -1,5 +1,5 @@
-"""The rules that fuse a gated delta net's nodes: of a decode layer into one launch, of a prefill the
-convolution into the rule's launches.
+"""The rules that fuse a gated delta net: a decode layer's into one launch, a prefill's convolution
+into the launches of the rule.
 
 Knows the ops causal_conv, gated_delta_step, gated_delta_chunk, gated_norm[_quant], gdn_decode and
 gdn_prefill of docs/graph.md. Run after the quantisers are fused into the norm.
@@ -12,6 +12,7 @@ from spark_engine.builder.graph.nodes import is_op, producer, read_alone
 from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
 
 ROWS = 3  # last operands of a step: slots, starts, counts
+PREFILL_ROWS = 5  # of a prefill: sources and saves too
 
 
 def find_decode(context: RewriteContext, node: gs.Node) -> Match | None:
@@ -36,9 +37,14 @@ def can_fuse(context: RewriteContext, match: Match) -> str | None:
         return alone
     if conv.inputs[0] is not match.root.inputs[1]:
         return f"{conv.name} and {match.root.name} read different projections"
-    if any(a is not b for a, b in zip(conv.inputs[-ROWS:], step.inputs[-ROWS:], strict=True)):
-        return f"{conv.name} and {step.name} read different rows"
-    return None
+    return _other_rows(conv, step, ROWS)
+
+
+def _other_rows(conv: gs.Node, rule: gs.Node, count: int) -> str | None:
+    """Refuses if the last `count` operands are not the same."""
+    if all(a is b for a, b in zip(conv.inputs[-count:], rule.inputs[-count:], strict=True)):
+        return None
+    return f"{conv.name} and {rule.name} read different rows"
 
 
 def fuse_decode(context: RewriteContext, match: Match) -> None:
@@ -70,8 +76,10 @@ def find_prefill(context: RewriteContext, node: gs.Node) -> Match | None:
 
 
 def can_fuse_prefill(context: RewriteContext, match: Match) -> str | None:
-    """Refuses if another node reads what the convolution makes."""
-    return read_alone(context.graph, (match.parts["conv"].outputs[0],))
+    """Refuses if another node reads what the convolution makes, or if the rule reads other rows."""
+    rule, conv = match.root, match.parts["conv"]
+    alone = read_alone(context.graph, (conv.outputs[0],))
+    return alone or _other_rows(conv, rule, PREFILL_ROWS)
 
 
 def fuse_prefill(context: RewriteContext, match: Match) -> None:

@@ -1,4 +1,4 @@
-// causal_conv of four neighbouring channels and SEGMENT tokens of a tile, by one thread: for the op
+// causal_conv of four neighbouring channels and TOKENS tokens of a tile, by one thread: for the op
 // itself (causal_conv_fma.cu) and the delta rule's prefill (prefill/delta_prefill_columns.cuh).
 //
 // What is before a tile comes from the tile before it in x, or from the state's row `sources`
@@ -6,7 +6,7 @@
 // that tile's thread writes the new one, from the sequence's last tile in x; a tile that saves
 // writes its own. DRAFTS: the state is a ring by position, of which a round writes its own columns
 // only. A value is widened once, and rounded in pairs.
-// TILE and SEGMENT; macros: TAPS, DRAFTS, ALIGNED (rows of x start at a multiple of four columns).
+// TILE; macros: TAPS, DRAFTS, ALIGNED (rows of x start at a multiple of four columns).
 #pragma once
 #include "delta_rule/delta_rule.cuh"
 
@@ -23,46 +23,37 @@ struct Convolution {  // what causal_conv is given, and its state's result
   int rows;
 };
 
-// Four neighbouring columns of x; its rows start anywhere unless ALIGNED.
-DEVICE act4 columns(const act* p) {
-#if ALIGNED
-  return *(const act4*)p;
-#else
-  return {p[0], p[1], p[2], p[3]};
-#endif
-}
+// Four neighbouring columns.
 #if ACT_F32
-DEVICE void widen4(const act4& x, float (&to)[4]) {
-#pragma unroll
-  for (int e = 0; e < 4; e++) to[e] = x.v[e];
-}
-DEVICE act4 narrow4(const float (&y)[4]) { return {y[0], y[1], y[2], y[3]}; }
+using Quad = float4;
+DEVICE Quad join(const act* p) { return {p[0], p[1], p[2], p[3]}; }
+DEVICE void widen4(Quad x, float (&to)[4]) { to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w; }
+DEVICE Quad narrow4(const float (&y)[4]) { return {y[0], y[1], y[2], y[3]}; }
 #else
-DEVICE void widen4(const act4& x, float (&to)[4]) {
-  const uint2 pairs = *(const uint2*)&x;
-  to[0] = low_bf16(pairs.x), to[1] = high_bf16(pairs.x);
-  to[2] = low_bf16(pairs.y), to[3] = high_bf16(pairs.y);
+using Quad = uint2;
+DEVICE Quad join(const act* p) { return {p[0] | (u32)p[1] << 16, p[2] | (u32)p[3] << 16}; }
+DEVICE void widen4(Quad x, float (&to)[4]) {
+  to[0] = low_bf16(x.x), to[1] = high_bf16(x.x), to[2] = low_bf16(x.y), to[3] = high_bf16(x.y);
 }
-DEVICE act4 narrow4(const float (&y)[4]) {
-  const uint2 pairs = {pack_bf16(y[0], y[1]), pack_bf16(y[2], y[3])};
-  return *(const act4*)&pairs;
-}
+DEVICE Quad narrow4(const float (&y)[4]) { return {pack_bf16(y[0], y[1]), pack_bf16(y[2], y[3])}; }
 #endif
+// Of x, whose rows start anywhere unless ALIGNED.
+DEVICE Quad columns(const act* p) { return ALIGNED ? *(const Quad*)p : join(p); }
 
 // The j-th of the TAPS - 1 columns before position `start` > 0.
-DEVICE act4 column_before(const act* state, int start, int j, int channels) {
+DEVICE Quad column_before(const act* state, int start, int j, int channels) {
 #if DRAFTS
   const int position = start - TAPS + 1 + j;
-  return position < 0 ? act4{} : *(const act4*)(state + (u32)position % COLUMNS * channels);
+  return position < 0 ? Quad{} : *(const Quad*)(state + (u32)position % COLUMNS * channels);
 #else
-  return *(const act4*)(state + (i64)j * channels);
+  return *(const Quad*)(state + (i64)j * channels);
 #endif
 }
 // The last columns of `count` tokens from position `start` on, each at its place.
 DEVICE void keep_last(act* state, const act* tokens, int x_width, int start, int count,
                       int channels) {
   for (int t = max(0, count - COLUMNS); t < count; t++)
-    *(act4*)(state + (u32)(start + t) % COLUMNS * channels) = columns(tokens + (i64)t * x_width);
+    *(Quad*)(state + (u32)(start + t) % COLUMNS * channels) = columns(tokens + (i64)t * x_width);
 }
 
 // Where a tile begins: its tokens in x, and the state that has the columns before them if no tile
@@ -78,16 +69,16 @@ DEVICE void leave(act* kept, const Begin& b, int end) {
 #pragma unroll 1
   for (int t = end - COLUMNS; t < end; t++) {
     const int place = DRAFTS ? (u32)(b.start + t + COLUMNS) % COLUMNS : t + COLUMNS;
-    act4 column{};
+    Quad column{};
     if (b.continues || t >= 0) column = columns(b.tokens + (i64)t * b.x_width);
-    else if (b.start > 0) column = *(const act4*)(b.state + (i64)place * b.channels);
-    *(act4*)(kept + (i64)(DRAFTS ? place : place - end) * b.channels) = column;
+    else if (b.start > 0) column = *(const Quad*)(b.state + (i64)place * b.channels);
+    *(Quad*)(kept + (i64)(DRAFTS ? place : place - end) * b.channels) = column;
   }
 }
 
 // Tokens first … of tile `row`: `store(t, columns)` has zeros behind the last token; `ready` is
-// called when what they need is asked for.
-template <class Ready, class Store>
+// called when what the first AHEAD need is asked for.
+template <int TOKENS, int AHEAD, class Ready, class Store>
 DEVICE void convolve(const Convolution& m, int row, int channel, int first, Ready ready,
                      Store store) {
   const int x_width = m.x_width, channels = m.channels;
@@ -103,7 +94,7 @@ DEVICE void convolve(const Convolution& m, int row, int channel, int first, Read
   float wide[TAPS][4];
 #pragma unroll
   for (int j = 0; j < TAPS - 1; j++) {
-    act4 before{};
+    Quad before{};
     if (first > 0 ? first < count : continues)
       before = columns(tokens + (i64)(first + j - TAPS + 1) * x_width);
     else if (first == 0 && !fresh) before = column_before(begin.state, start, j, channels);
@@ -116,26 +107,29 @@ DEVICE void convolve(const Convolution& m, int row, int channel, int first, Read
     float* const to = w[0] + 4 * j;
     to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
   }
-  act4 fetched[SEGMENT];
+  Quad fetched[AHEAD];
+  auto ask = [&](int i) {
+    if (first + i < count) fetched[i % AHEAD] = columns(tokens + (i64)(first + i) * x_width);
+  };
 #pragma unroll
-  for (int i = 0; i < SEGMENT; i++)
-    if (first + i < count) fetched[i] = columns(tokens + (i64)(first + i) * x_width);
+  for (int i = 0; i < AHEAD; i++) ask(i);
   ready();
 #pragma unroll
-  for (int i = 0; i < SEGMENT; i++) {
+  for (int i = 0; i < TOKENS; i++) {
     float y[4] = {};
 #pragma unroll
     for (int j = 0; j < TAPS; j++) {
 #pragma unroll
       for (int e = 0; e < 4; e++) {
         if (j < TAPS - 1) wide[j][e] = wide[j + 1][e];
-        else if (e == 0) widen4(fetched[i], wide[j]);
+        else if (e == 0) widen4(fetched[i % AHEAD], wide[j]);
         y[e] = fmaf(w[e][j], wide[j][e], y[e]);
       }
     }
 #pragma unroll
     for (int e = 0; e < 4; e++) y[e] = __fdividef(y[e], 1.f + __expf(-y[e]));
-    store(first + i, first + i < count ? narrow4(y) : act4{});
+    store(first + i, first + i < count ? narrow4(y) : Quad{});
+    if (i + AHEAD < TOKENS) ask(i + AHEAD);
   }
 
   if (first > 0 || slot < 0) return;

@@ -21,9 +21,9 @@ extern "C" __global__ void __launch_bounds__(128, BLOCKS)
   launch_dependents();
   if (channel >= channels) return;
   act* const to = c + (i64)row * TILE * channels + channel;
-  convolve(
+  convolve<SEGMENT, SEGMENT>(
       {x, x_width, channels, weight, state_in, state_out, slots, starts, counts, sources, saves,
        rows},
       row, channel, blockIdx.z * SEGMENT, [] {},
-      [&](int t, const act4& y) { *(act4*)(to + (i64)t * channels) = y; });
+      [&](int t, const Quad& y) { *(Quad*)(to + (i64)t * channels) = y; });
 }

@@ -71,7 +71,7 @@ def _check(node: Named) -> str | None:
 
 CONV = {o.name: o for o in causal_conv.OPERANDS}
 _, *RULE = gated_delta.CHUNK.operands
-O, *STATES = gated_delta.CHUNK.results
+OUTPUT, *STATES = gated_delta.CHUNK.results
 OP = serve(
     Op(
         name="gdn_prefill",
@@ -83,7 +83,7 @@ OP = serve(
             *RULE[1:],
         ),
         results=(
-            O,
+            OUTPUT,
             Result("conv_state_out", CONV["conv_state"].spec, updates="conv_state"),
             *STATES,
         ),

@@ -7,29 +7,25 @@
 #if !CONV
 #define TAPS 2  // of no use
 #endif
-constexpr int SEGMENT = 4;  // tokens of a thread
 #include "delta_rule/causal_conv.cuh"
 
 constexpr int WIDTH = 2 * HK * KD + HV * VD;
 constexpr int VALUES_AT = 2 * HK * KD;    // first column of v
 constexpr int HEAD_KEYS = 2 * TILE * KD;  // numbers of q and k, of a tile and key head
 
-// Four columns of tokens first … of tile `row`; `ready` and `store` as of `convolve`.
-template <class Ready, class Store>
+// Four columns of TOKENS tokens from `first` on of tile `row`; the others as of `convolve`.
+template <int TOKENS, int AHEAD, class Ready, class Store>
 DEVICE void make_columns(const Convolution& m, int row, int column, int first, Ready ready,
                          Store store) {
 #if CONV
-  convolve(m, row, column, first, ready, store);
+  convolve<TOKENS, AHEAD>(m, row, column, first, ready, store);
 #else
   const int count = m.slots[row] < 0 ? 0 : m.counts[row];
-  act4 fetched[SEGMENT];
-#pragma unroll
-  for (int i = 0; i < SEGMENT; i++)
-    fetched[i] = first + i < count
-                     ? columns(m.x + ((i64)row * TILE + first + i) * m.x_width + column)
-                     : act4{};
   ready();
 #pragma unroll
-  for (int i = 0; i < SEGMENT; i++) store(first + i, fetched[i]);
+  for (int i = 0; i < TOKENS; i++)
+    store(first + i, first + i < count
+                         ? columns(m.x + ((i64)row * TILE + first + i) * m.x_width + column)
+                         : Quad{});
 #endif
 }

@@ -10,8 +10,9 @@
 #include "delta_rule/prefill/delta_prefill_scan.cuh"
 
 constexpr int GROUP = 128;
-constexpr int PANEL = TILE * 128;  // bytes of 64 rows of 64 columns
-constexpr int CORNER = TILE * 32;  // of a warp's outputs
+constexpr int PANEL = TILE * 128;              // bytes of 64 rows of 64 columns
+constexpr int TOKENS = TILE * DS / 4 / GROUP;  // of a thread, that fetches four values of each
+constexpr int CORNER = TILE * 32;              // of a warp's outputs
 static_assert(KD == 128 && DS == 64 && TILE == 64 && !PACKED, "unsupported sizes");
 
 struct Tile {  // of one buffer
@@ -58,7 +59,7 @@ DEVICE void begin_barriers(Tiles& m) {
 // The thread's part of every tile of a sequence; n tiles came before and, at the end, with it.
 DEVICE void fetch_sequence(Tiles& m, const Operands& from, Sequence own, int& n) {
   const int head = blockIdx.y, thread = threadIdx.x % GROUP;
-  const int value = thread % (DS / 4) * 4, first = thread / (DS / 4) * SEGMENT;
+  const int value = thread % (DS / 4) * 4, first = thread / (DS / 4) * TOKENS;
   const int column = VALUES_AT + head * VD + blockIdx.x * DS + value;
 #pragma unroll 1
   for (int row = own.begin; row < own.live(); row++, n++) {
@@ -74,13 +75,15 @@ DEVICE void fetch_sequence(Tiles& m, const Operands& from, Sequence own, int& n)
       bulk_load(tile.p, from.p + tile_head * 2 * PART, 2 * PANEL, full);
       bulk_load(m.f[n & 1], from.factors + tile_head * FACTORS * TILE, sizeof(m.f[0]), full);
     };
-    make_columns(from.columns, row, column, first, ready, [&](int t, const act4& y) {
-      *(act4*)(tile.v + t * 128 + (value / 8 ^ (t & 7)) * 16 + value % 8 * 2) = y;
-    });
+    make_columns<TOKENS, TOKENS>(
+        from.columns, row, column, first, ready, [&](int t, const Quad& y) {
+          *(Quad*)(tile.v + t * 128 + (value / 8 ^ (t & 7)) * 16 + value % 8 * 2) = y;
+        });
     barrier_arrive(full);
   }
 #if CONV  // of a row without a token only the states
   if (own.live() < own.end && own.slot >= 0)
-    make_columns(from.columns, own.live(), column, first, [] {}, [](int, const act4&) {});
+    make_columns<TOKENS, TOKENS>(
+        from.columns, own.live(), column, first, [] {}, [](int, const Quad&) {});
 #endif
 }

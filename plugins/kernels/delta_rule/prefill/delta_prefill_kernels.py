@@ -106,7 +106,9 @@ def _plan(node: Node, ds: int, packed: bool) -> Plan:
     tile_heads, triangle = rows * h.values, TRIANGLE if packed else 2 * TILE * TILE * 2
     node = node.with_scratch(
         keys=rows * h.keys * 2 * TILE * h.key_dim * 2,
-        t=tile_heads * triangle, p=tile_heads * triangle, factors=tile_heads * FACTORS * TILE * 4
+        t=tile_heads * triangle,
+        p=tile_heads * triangle,
+        factors=tile_heads * FACTORS * TILE * 4,
     )
     if packed:
         node = node.with_scratch(values=tile_heads * TILE * h.value_dim * 2)

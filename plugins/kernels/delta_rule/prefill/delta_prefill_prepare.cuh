@@ -66,18 +66,19 @@ DEVICE void sum_decays(Token (&tokens)[2], const u16* ba, const float* a_log, co
 // q and k to shared memory and to `keys`; PACKED: v to `values`.
 DEVICE void fill_columns(Prepare& s, const Convolution& m, u16* keys, u16* values, int row,
                          int head) {
-  constexpr int QUADS = (2 * KD + (PACKED ? R * VD : 0)) / 4;
+  constexpr int QUADS = (2 * KD + (PACKED ? R * VD : 0)) / 4, TOKENS = 16, AHEAD = 4;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < QUADS * (TILE / SEGMENT); i += 256) {
-    const int own = i % QUADS * 4, value = head * R * VD + own - 2 * KD;
-    const int key = own / KD * HK * KD + head * KD + own % KD;
-    make_columns(
-        m, row, own < 2 * KD ? key : VALUES_AT + value, i / QUADS * SEGMENT, [] {},
-        [&](int t, const act4& y) {
+  for (int i = threadIdx.x; i < QUADS * (TILE / TOKENS); i += 256) {
+    const int own = i % QUADS * 4, first = i / QUADS * TOKENS;
+    const int value = head * R * VD + own - 2 * KD, key = own / KD * HK * KD + head * KD + own % KD;
+    make_columns<TOKENS, AHEAD>(
+        m, row, own < 2 * KD ? key : VALUES_AT + value, first, [] {},
+        [&](int t, const Quad& y) {
           if (own < 2 * KD) {
-            const u32 to = own / KD * (TILE * KD * 2) + at<KP>(t, own % KD / 8) + own % 8 * 2;
-            *(act4*)(s.q + to) = *(act4*)((char*)keys + to) = y;
-          } else *(act4*)(values + ((i64)row * TILE + t) * HV * VD + value) = y;
+            const u32 to =
+                own / KD * (TILE * KD * 2) + at<KP>(t, forget(own) % KD / 8) + own % 8 * 2;
+            *(Quad*)(s.q + to) = *(Quad*)((char*)keys + to) = y;
+          } else *(Quad*)(values + ((i64)row * TILE + t) * HV * VD + value) = y;
         });
   }
 }
@@ -174,19 +175,18 @@ extern "C" __global__ void __launch_bounds__(256, 3)
   const int row = blockIdx.y, head = blockIdx.x;
   wait_for_previous();
   launch_dependents();
-  const int valid = slots[row] < 0 ? 0 : counts[row];
+  if (slots[row] < 0) return;
 #if RING  // the scan will overwrite this
-  if (head == 0 && threadIdx.x < POSITIONS && begins(slots, row) && slots[row] >= 0 && starts[row])
+  if (head == 0 && threadIdx.x < POSITIONS && begins(slots, row) && starts[row])
     bases[row * POSITIONS + threadIdx.x] = ring[position_at(sources[row], threadIdx.x, 0)];
 #endif
   fill_columns(s,
                {x, x_width, WIDTH, conv_weight, conv_in, conv_out, slots, starts, counts, sources,
                 saves, rows},
                keys + ((i64)row * HK + head) * HEAD_KEYS, values, row, head);
+  const int valid = counts[row];
   if (valid == 0) return;
   const int thread = forget(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  Token own[2];
-  if (warp < R) sum_decays(own, ba, a_log, dt_bias, row, head, valid, warp, lane);
   __syncthreads();
   const float2 norms = reciprocal_norms(s);
   float d[BLOCKS][2][4] = {};  // warps 0-3: Q K^T, 4-7: K K^T
@@ -199,12 +199,15 @@ extern "C" __global__ void __launch_bounds__(256, 3)
     for (int n = 0; n < BLOCKS; n++) load_b<KP>(b, s.k, i, n * 16, lane), mma_pair(d[n], a, b);
   }
   __syncthreads();
-  if (warp < R)
+  if (warp < R) {
+    Token own[2];
+    sum_decays(own, ba, a_log, dt_bias, row, head, valid, warp, lane);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       s.high[warp][lane * 2 + i] = own[i].high, s.low[warp][lane * 2 + i] = own[i].low;
       s.beta[warp][lane * 2 + i] = own[i].beta;
     }
+  }
   if (lane % 4 == 0) s.q_norm[threadIdx.x / 4] = norms.x, s.k_norm[threadIdx.x / 4] = norms.y;
   __syncthreads();
   const i64 tile_head = (i64)row * HV + head * R;

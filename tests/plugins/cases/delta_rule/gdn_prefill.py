@@ -40,7 +40,7 @@ class Launch:
         self.delta.ignore(outputs)
 
 
-def _case(of: Case, taps: int = 4) -> Case:
+def case_of(of: Case, taps: int = 4) -> Case:
     """The launch of a case of the delta rule, from a projection."""
     launch = Launch(of.inputs.__self__, taps)  # type: ignore[attr-defined]
     d = launch.delta
@@ -53,7 +53,7 @@ def _case(of: Case, taps: int = 4) -> Case:
 
 OF = {case.label: case for case in gated_delta_cases.CHUNK}
 CASES = (
-    *map(_case, (c for label, c in OF.items() if "full" not in label)),
-    _case(OF["begins elsewhere and saves, tiles"], 2),
-    _case(OF["begins elsewhere and saves, 3 drafts, bf16"], 3),
+    *map(case_of, (c for label, c in OF.items() if "full" not in label)),
+    case_of(OF["begins elsewhere and saves, tiles"], 2),
+    case_of(OF["begins elsewhere and saves, 3 drafts, bf16"], 3),
 )
