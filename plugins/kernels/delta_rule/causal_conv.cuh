@@ -37,7 +37,7 @@ DEVICE void widen4(Quad x, float (&to)[4]) {
 }
 DEVICE Quad narrow4(const float (&y)[4]) { return {pack_bf16(y[0], y[1]), pack_bf16(y[2], y[3])}; }
 #endif
-// Of x, whose rows start anywhere unless ALIGNED.
+// Of x; its rows start anywhere unless ALIGNED.
 DEVICE Quad columns(const act* p) { return ALIGNED ? *(const Quad*)p : join(p); }
 
 // The j-th of the TAPS - 1 columns before position `start` > 0.

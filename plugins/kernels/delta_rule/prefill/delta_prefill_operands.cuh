@@ -7,7 +7,8 @@
 
 constexpr int TILE = 64;
 
-// Wider than 64 columns and not PACKED: panels of 64, as wgmma reads them (common/wgmma16_sm90.cuh).
+// Wider than 64 columns and not PACKED: panels of 64, as wgmma reads them
+// (common/wgmma16_sm90.cuh).
 template <int PIECES>
 DEVICE u32 at(u32 row, u32 piece) {  // byte offset
   if (PIECES > 8 && !PACKED) return ((piece / 8 * TILE + row) * 8 + (piece % 8 ^ (row & 7))) * 16;
