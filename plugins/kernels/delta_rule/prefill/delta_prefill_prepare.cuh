@@ -4,8 +4,8 @@
 // Grid (key heads, tiles): q and k to shared memory and, as the scan reads them, to memory (PACKED:
 // v too), convolved where the node says so; decays summed in f64, norms, Q K^T and K K^T by
 // mma.sync, then for each value head P, the factors of the scan and T (delta_prefill_inverse.cuh).
-// Not run yet; the form before took 187 (143) us for 128 tiles of the 27B's (35B's) heads on an
-// H200: benchmarks/log/delta_rule/delta_prefill.md.
+// Without the convolution 8,192 tokens of the 35B (27B) take an H200 95 (127) us:
+// benchmarks/log/delta_rule/delta_prefill.md.
 #pragma once
 #include "delta_rule/prefill/delta_prefill_columns.cuh"
 #include "delta_rule/prefill/delta_prefill_inverse.cuh"
