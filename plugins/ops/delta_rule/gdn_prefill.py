@@ -52,7 +52,7 @@ def parts(attrs: Attrs) -> Chain:
     o, conv, *states = (r.name for r in OP.made(attrs))
     chain = (
         Part("causal_conv", _conv(names), ("c", conv), _round(attrs)),
-        Part("gated_delta_chunk", _rule("c", names), (o, *states), attrs),
+        Part("gated_delta_chunk", _rule("c", names), (o, *states), {**attrs, **_round(attrs)}),
     )
     return Chain(chain, (o, conv, *states))
 

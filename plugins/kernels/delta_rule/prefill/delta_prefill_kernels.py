@@ -115,10 +115,11 @@ def _plan(node: Node, ds: int, packed: bool) -> Plan:
     if "gdn_ring" in node:
         positions = 2 if node.number("drafts") else 1  # that a ring says of its slot
         node = node.with_scratch(bases=4 * positions * rows)
-    numbers = {"width": node["c"].dims[1], "rows": rows}
-    prepare = PREPARE.launch(node, (h.keys, rows), 256, macros, DECLARED, **numbers)
+    width = node["c"].dims[1]
+    prepare = PREPARE.launch(node, (h.keys, rows), 256, macros, DECLARED, width=width, rows=rows)
     grid, threads = (h.value_dim // ds, h.values, min(rows, SEQUENCES)), 2 * ds if packed else 256
-    return node.plan(prepare, SCAN.launch(node, grid, threads, macros, DECLARED, **numbers))
+    scan = SCAN.launch(node, grid, threads, macros, DECLARED, width=width, rows=rows)
+    return node.plan(prepare, scan)
 
 
 def _cost(node: Node, share: float) -> float:
