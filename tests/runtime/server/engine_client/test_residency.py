@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -116,26 +116,30 @@ class Bench:
                 await asyncio.sleep(0.01)
 
 
-def _run(bench: Callable[[], Bench], use: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
-    async def whole() -> None:
-        made = bench()
-        try:
-            await made.residency.begin()
-            await use(made)
-        finally:
-            await made.residency.close()
-            for _, engine in made.all:
-                await engine.close()
+@contextlib.asynccontextmanager
+async def _open(sizes: dict[str, int], budget: int, **how: Any) -> AsyncIterator[Bench]:
+    made = Bench(sizes, budget, **how)
+    try:
+        await made.residency.begin()
+        yield made
+    finally:
+        await made.residency.close()
+        for _, engine in made.all:
+            await engine.close()
 
-    leap(whole())
+
+@pytest.fixture(autouse=True)
+def run() -> Callable[[Coroutine[Any, Any, None]], None]:
+    """Runs the tests that are coroutines."""
+    return leap
 
 
 def _answer(box: Mailbox) -> Answer:
     return box.get_nowait()
 
 
-def test_the_least_recently_used_idle_engine_leaves_for_another() -> None:
-    async def use(bench: Bench) -> None:
+async def test_the_least_recently_used_idle_engine_leaves_for_another() -> None:
+    async with _open({"a": 1, "b": 1, "c": 1}, 2) as bench:
         assert bench.events == ["+a", "+b"], "at the start as many as fit, in their order"
         assert [e.state for _, e in bench.all] == ["loaded", "loaded", "unloaded"]
         for name in "aba":
@@ -151,11 +155,9 @@ def test_the_least_recently_used_idle_engine_leaves_for_another() -> None:
         assert bench.events[4:] == ["-a", "+b"]
         assert bench.engines["b"].loads == 2
 
-    _run(lambda: Bench({"a": 1, "b": 1, "c": 1}, 2), use)
 
-
-def test_a_large_engine_takes_the_memory_of_several_and_is_not_overtaken() -> None:
-    async def use(bench: Bench) -> None:
+async def test_a_large_engine_takes_the_memory_of_several_and_is_not_overtaken() -> None:
+    async with _open({"a": 1, "b": 1, "large": 2, "c": 1}, 2) as bench:
         bench.ask("a")
         await bench.settle()
         bench.ask("large")
@@ -170,14 +172,10 @@ def test_a_large_engine_takes_the_memory_of_several_and_is_not_overtaken() -> No
         await bench.settle()
         assert bench.events[5:] == ["-large", "+c"]
 
-    sizes = {"a": 1, "b": 1, "large": 2, "c": 1}
-    _run(lambda: Bench(sizes, 2), use)
 
-
-def test_an_engine_that_always_works_takes_turns() -> None:
+async def test_an_engine_that_always_works_takes_turns() -> None:
     """Its requests that run end in it; those that come later wait for its next turn."""
-
-    async def use(bench: Bench) -> None:
+    async with _open({"a": 1, "b": 1}, 1, turn_s=0.0) as bench:
         first, late = bench.ask("a"), bench.ask("b")
         await bench.settle()
         assert bench.events == ["+a"]
@@ -194,11 +192,9 @@ def test_an_engine_that_always_works_takes_turns() -> None:
         assert isinstance(_answer(second), list)
         assert bench.events == ["+a", "-a", "+b", "-b", "+a"]
 
-    _run(lambda: Bench({"a": 1, "b": 1}, 1, turn_s=0.0), use)
 
-
-def test_a_turn_is_not_cut_and_not_kept_for_one_that_left() -> None:
-    async def use(bench: Bench) -> None:
+async def test_a_turn_is_not_cut_and_not_kept_for_one_that_left() -> None:
+    async with _open({"a": 1, "b": 1}, 1) as bench:
         bench.ask("a")
         bench.ask("b")
         await bench.settle()
@@ -214,13 +210,10 @@ def test_a_turn_is_not_cut_and_not_kept_for_one_that_left() -> None:
         await bench.settle()
         assert bench.events == ["+a"]
 
-    _run(lambda: Bench({"a": 1, "b": 1}, 1), use)
 
-
-def test_a_switch_that_has_started_is_completed() -> None:
+async def test_a_switch_that_has_started_is_completed() -> None:
     """A client that waits for less time than the requests of others take is answered anyway."""
-
-    async def use(bench: Bench) -> None:
+    async with _open({"a": 1, "b": 1}, 1, wait_s=30) as bench:
         engine = bench.engines["a"]
 
         async def long() -> None:
@@ -245,11 +238,9 @@ def test_a_switch_that_has_started_is_completed() -> None:
         load.cancel()
         assert len(tries) > 1 and isinstance(tries[0], NotLoaded)
 
-    _run(lambda: Bench({"a": 1, "b": 1}, 1, wait_s=30), use)
 
-
-def test_an_engine_has_a_turn_also_if_those_that_waited_have_left() -> None:
-    async def use(bench: Bench) -> None:
+async def test_an_engine_has_a_turn_also_if_those_that_waited_have_left() -> None:
+    async with _open({"a": 1, "b": 1}, 1, wait_s=30) as bench:
         bench.ask("a")
         await asyncio.sleep(TURN_S)
         vain = bench.ask("b")
@@ -274,13 +265,11 @@ def test_an_engine_has_a_turn_also_if_those_that_waited_have_left() -> None:
         await asyncio.sleep(TURN_S)
         assert bench.events[7:] == ["-b", "+a"], "and ends"
 
-    _run(lambda: Bench({"a": 1, "b": 1}, 1, wait_s=30), use)
 
-
-def test_an_engine_that_failed_for_hours_is_loaded_soon_after_its_repair() -> None:
+async def test_an_engine_that_failed_for_hours_is_loaded_soon_after_its_repair() -> None:
     """The pause between tries has a bound, and others that always work end their turns for it."""
+    async with _open({"a": 1, "b": 1, "c": 1}, 1) as bench:
 
-    async def use(bench: Bench) -> None:
         async def load(name: str) -> None:
             while True:
                 bench.ask(name)
@@ -307,12 +296,10 @@ def test_an_engine_that_failed_for_hours_is_loaded_soon_after_its_repair() -> No
             work.cancel()
         assert box is not None and isinstance(_answer(box), list)
 
-    _run(lambda: Bench({"a": 1, "b": 1, "c": 1}, 1), use)
-
 
 @pytest.mark.parametrize("passing", [False, True])
-def test_an_engine_that_does_not_start_ends_its_waiters_alone(passing: bool) -> None:
-    async def use(bench: Bench) -> None:
+async def test_an_engine_that_does_not_start_ends_its_waiters_alone(passing: bool) -> None:
+    async with _open({"a": 1, "b": 1}, 1) as bench:
         broken = bench.engines["b"]
         broken.fault = [Death("weights.safetensors is damaged", not passing, passing)]
         broken.gate.clear()
@@ -337,11 +324,10 @@ def test_an_engine_that_does_not_start_ends_its_waiters_alone(passing: bool) -> 
         assert isinstance(_answer(box), list), "it was repaired"
         assert not broken.died.is_set(), "the server continues"
 
-    _run(lambda: Bench({"a": 1, "b": 1}, 1), use)
 
-
-def test_waiting_is_bounded_in_number_and_time() -> None:
-    async def use(bench: Bench) -> None:
+async def test_waiting_is_bounded_in_number_and_time() -> None:
+    async with _open({"a": 1, "b": 1}, 2, wait_s=10, queue=2) as bench:
+        await bench.engines["b"].unload()
         bench.engines["b"].gate.clear()
         boxes = [bench.ask("b") for _ in range(4 + 2)]
         with pytest.raises(Busy, match="waiting"):
@@ -351,21 +337,9 @@ def test_waiting_is_bounded_in_number_and_time() -> None:
             assert isinstance(answer, NotLoaded) and "not loaded within" in str(answer)
         assert bench.engines["b"].in_flight == 0
 
-    _run(lambda: Bench({"a": 1, "b": 1}, 2, wait_s=10, queue=2), _gated(use))
 
-
-def _gated(
-    use: Callable[[Bench], Coroutine[Any, Any, None]],
-) -> Callable[[Bench], Coroutine[Any, Any, None]]:
-    async def whole(bench: Bench) -> None:
-        await bench.engines["b"].unload()
-        await use(bench)
-
-    return whole
-
-
-def test_idle_engines_are_unloaded_and_come_back() -> None:
-    async def use(bench: Bench) -> None:
+async def test_idle_engines_are_unloaded_and_come_back() -> None:
+    async with _open({"a": 1, "b": 1}, 2, idle_s=20) as bench:
         bench.ask("a")
         await asyncio.sleep(19)
         assert bench.engines["b"].resident
@@ -378,8 +352,6 @@ def test_idle_engines_are_unloaded_and_come_back() -> None:
         await bench.until(lambda: bench.engines["b"].running)
         bench.engines["b"].finish()
         assert isinstance(_answer(box), list)
-
-    _run(lambda: Bench({"a": 1, "b": 1}, 2, idle_s=20), use)
 
 
 def test_at_the_start_damage_ends_the_server_and_a_lack_of_memory_does_not() -> None:
@@ -404,13 +376,12 @@ def test_at_the_start_damage_ends_the_server_and_a_lack_of_memory_does_not() -> 
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_no_request_is_lost_while_engines_come_and_go(seed: int) -> None:
+async def test_no_request_is_lost_while_engines_come_and_go(seed: int) -> None:
     """Random requests, ends, deaths and faults: every request ends once, with an answer or with the
     error of a fault, and the plan is never exceeded."""
     rng = random.Random(seed)
     sizes = {name: rng.randint(1, 3) for name in "abcde"}
-
-    async def use(bench: Bench) -> None:
+    async with _open(sizes, 4, turn_s=1.0) as bench:
         for _ in range(400):
             name, engine = rng.choice(bench.all)
             match rng.randint(0, 9):
@@ -448,5 +419,3 @@ def test_no_request_is_lost_while_engines_come_and_go(seed: int) -> None:
             assert isinstance(answer, (NotLoaded, EngineDied) if fault else list)
         assert {True, False} == {fault for _, fault in answers}
         assert len(bench.events) > 8, "engines were switched"
-
-    _run(lambda: Bench(sizes, 4, turn_s=1.0), use)

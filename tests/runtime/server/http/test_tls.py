@@ -143,52 +143,44 @@ def test_a_hangup_loads_the_certificate_again_and_keeps_it_where_the_new_one_is_
 
 
 @needs_openssl
-def test_https_is_served(tmp_path: Path) -> None:
+async def test_https_is_served(tmp_path: Path) -> None:
     cert, key = pair(tmp_path, "one")
     app = ApiClient("hello").app
     config = uvicorn.Config(app, port=0, ssl_certfile=cert, ssl_keyfile=key, log_level="critical")
-
-    async def ask() -> int:
-        server = uvicorn.Server(config)
-        task = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        known = ssl.create_default_context(cafile=cert)
-        async with httpx.AsyncClient(verify=known, timeout=60) as client:
-            status = (await client.get(f"https://127.0.0.1:{port}/health")).status_code
-        server.should_exit = True
-        await task
-        return status
-
-    assert asyncio.run(ask()) == 200
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    known = ssl.create_default_context(cafile=cert)
+    async with httpx.AsyncClient(verify=known, timeout=60) as client:
+        status = (await client.get(f"https://127.0.0.1:{port}/health")).status_code
+    server.should_exit = True
+    await task
+    assert status == 200
 
 
 @needs_openssl
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\xff\xff", b"\x16\x03\x01\x02\x00\x01"])
-def test_half_a_handshake_is_closed_in_time(tmp_path: Path, sent: bytes) -> None:
+async def test_half_a_handshake_is_closed_in_time(tmp_path: Path, sent: bytes) -> None:
     """A connection takes a descriptor before its handshake has ended."""
     config = uvicorn.Config(ApiClient("hello").app, port=0, log_level="critical")
-
-    async def ask() -> bytes:
-        config.ssl_certfile, config.ssl_keyfile = pair(tmp_path, "one")
-        tls = ServerTls.of(config.ssl_certfile, config.ssl_keyfile)
-        assert tls is not None
-        tls.serve_with(config, 0.2)
-        server = uvicorn.Server(config)
-        task = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(sent)
-        found = await asyncio.wait_for(reader.read(), 30)
-        writer.close()
-        server.should_exit = True
-        await task
-        return found
-
-    assert asyncio.run(ask()) == b""
+    config.ssl_certfile, config.ssl_keyfile = pair(tmp_path, "one")
+    tls = ServerTls.of(config.ssl_certfile, config.ssl_keyfile)
+    assert tls is not None
+    tls.serve_with(config, 0.2)
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    found = await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    server.should_exit = True
+    await task
+    assert found == b""
 
 
 @needs_openssl
