@@ -9,6 +9,8 @@ after the kernel that writes them.
 from __future__ import annotations
 
 import hashlib
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -30,8 +32,10 @@ from spark_engine.errors import CapacityError, ExecutorError, InternalError
 from spark_engine.kernel import NCCL, Launch, Plan, Pointer, Tactic, Target
 
 Launches = list[tuple[Function, Launch]]
+Queues = list[Callable[[], None]]
 COLD = 2  # size of all copies, in L2 caches
 MOST_COPIES, LEAST_LAUNCHES = 32, 4
+LARGE = 8  # size of operands that are cold without copies and repetitions, in L2 caches
 PLACE = 256  # bytes: a boundary of the driver's allocations
 # Share of the free memory that one measurement may take; half of it if GPU and host share their
 # memory, since the host holds the operands while they are made.
@@ -149,16 +153,25 @@ class GpuTimer:
                 if not self._fits(sum(b.missing(nodes[key][1]) for key, b in benches.items())):
                     return None
                 functions = {key: self._functions(*plan) for key, plan in plans.items()}
-                queues = [
-                    [(benches[w.key, p.scratch], functions[id(p)]) for w, _, p in variant]
-                    for variant in variants
-                ]
                 for key, bench in benches.items():
                     bench.fill(nodes[key][1])
-            for queue in queues:  # outside a graph, so that an error has a name
-                _run_all(queue)
+            known: dict[tuple[int, int, int], Queues] = {}
+            queues = []
+            for variant in variants:
+                turns, queue = Counter[int](), Queues()
+                for work, _, plan in variant:
+                    bench = benches[work.key, plan.scratch]
+                    turn = turns[id(bench)] % bench.copies
+                    turns[id(bench)] += 1
+                    key = id(bench), id(plan), turn
+                    if key not in known:
+                        known[key] = bench.queues(functions[id(plan)], turn)
+                    queue += known[key]
+                queues.append(partial(_run, queue))
+            for queue in known.values():  # outside a graph, so that an error has a name
+                _run(queue)
             self._gpu.wait()
-            return medians(held, [partial(_run_all, queue) for queue in queues])
+            return medians(held, queues)
         finally:
             held.close()
             for bench in benches.values():
@@ -218,6 +231,7 @@ class GpuTimer:
             if key not in self._loaded:
                 cubin = self._compiled(job)
                 found = self._gpu.load(cubin.code, job.symbols, cubin.launched(launch).shared)
+                self._gpu.load_function(found[launch.symbol])
                 self._loaded[key] = cubin, found[launch.symbol]
             cubin, function = self._loaded[key]
             launches.append((function, cubin.launched(launch)))
@@ -230,10 +244,11 @@ class _Bench:
     def __init__(self, gpu: Gpu, work: Work) -> None:
         self._held, self._of_plan = DeviceResources(gpu), DeviceResources(gpu)
         self._gpu, self.work, self._filled = gpu, work, False
-        self._best: float | None = None  # seconds of a graph, of the plans so far
+        self._best = math.inf  # seconds of a repetition, of the plans so far
         self._fillings = fillings(work, np.random.default_rng(0))
         cold = sum(self._fillings[i].nbytes for i in work.cold)
         self.copies = min(MOST_COPIES, max(1, -(-COLD * gpu.l2_bytes // max(cold, 1))))
+        self._large = cold >= LARGE * gpu.l2_bytes
         sizes = [*(f.nbytes for f in self._fillings), *(s.nbytes for s in work.outs)]
         places = len(sizes) + self.copies * len(work.cold)
         self._own = sum(sizes) + (self.copies - 1) * cold + places * PLACE
@@ -255,8 +270,18 @@ class _Bench:
         self._gpu.wait()
 
     def _place_operands(self) -> None:
-        self._next = self._held.memory(self._own)
-        self._inputs = [self._operand(i, f) for i, f in enumerate(self._fillings)]
+        self._next = first = self._held.memory(self._own)
+        cold = {i: self._operand(self._fillings[i]) for i in sorted(self.work.cold)}
+        one, done = self._next - first, 1
+        while one and done < self.copies:  # all cold operands at once, by doubling
+            more = min(done, self.copies - done)
+            self._gpu.copy(first + done * one, first, more * one)
+            done += more
+        self._next = first + self.copies * one
+        self._inputs = [
+            [cold[i] + n * one for n in range(self.copies)] if i in cold else [self._operand(f)]
+            for i, f in enumerate(self._fillings)
+        ]
         aliases = self.work.op.aliases(self.work.attrs) if self.work.op else {}
         self._outputs = [
             self._inputs[aliases[i]] if i in aliases else [self._placed(spec.nbytes)]
@@ -265,30 +290,27 @@ class _Bench:
 
     def seconds(self, launches: Launches) -> float:
         """The median over replays of one repetition; releases the plan's scratch and graph."""
-        sets = max(self.copies, LEAST_LAUNCHES)
-        self.run(launches, 0)  # outside a graph, so that an error has a name
+        sets = 1 if self._large else max(self.copies, LEAST_LAUNCHES)
+        _run(self.queues(launches, 0))  # outside a graph, so that an error has a name
         self._gpu.wait()
 
         def record() -> None:
             for turn in range(sets):
-                self.run(launches, turn)
+                _run(self.queues(launches, turn))
 
-        (seconds,) = medians(self._of_plan, [record], self._best)
+        (seconds,) = medians(self._of_plan, [record], self._best * sets)
         self._of_plan.close()
-        self._best = min(seconds, self._best or seconds)
+        self._best = min(seconds / sets, self._best)
         return seconds / sets
 
     def free(self) -> None:
         self._of_plan.close()
         self._held.close()
 
-    def _operand(self, index: int, filling: Filling) -> list[int]:
-        copies = self.copies if index in self.work.cold else 1
-        addresses = [self._placed(filling.nbytes) for _ in range(copies)]
-        self._repeat(addresses[0], filling)
-        for address in addresses[1:]:
-            self._gpu.copy(address, addresses[0], filling.nbytes)
-        return addresses
+    def _operand(self, filling: Filling) -> int:
+        address = self._placed(filling.nbytes)
+        self._repeat(address, filling)
+        return address
 
     def _placed(self, nbytes: int) -> int:
         """The address of the next bytes of the block, on a boundary of PLACE."""
@@ -306,13 +328,15 @@ class _Bench:
             self._gpu.copy(address + done, address, more)
             done += more
 
-    def run(self, launches: Launches, turn: int) -> None:
-        """Queues the launches over the copies of this turn."""
+    def queues(self, launches: Launches, turn: int) -> Queues:
+        """What queues the launches over the copies of this turn."""
+        found = []
         for function, launch in launches:
             values = [
                 self._address(a, turn) if isinstance(a, Pointer) else a.value for a in launch.args
             ]
-            self._gpu.launch(function, launch, values)
+            found.append(self._gpu.prepare(function, launch.shape, values))
+        return found
 
     def _address(self, pointer: Pointer, turn: int) -> int:
         if pointer.kind == "scratch":
@@ -326,9 +350,9 @@ def _scratch_bytes(plan: Plan) -> int:
     return sum(s.nbytes + PLACE for s in plan.scratch)
 
 
-def _run_all(queue: Sequence[tuple[_Bench, Launches]]) -> None:
-    for turn, (bench, launches) in enumerate(queue):
-        bench.run(launches, turn)
+def _run(queues: Queues) -> None:
+    for queue in queues:
+        queue()
 
 
 def _failed(what: str, error: ExecutorError) -> InternalError:

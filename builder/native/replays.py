@@ -10,23 +10,29 @@ from collections.abc import Callable, Sequence
 from spark_engine.device.resources import DeviceResources
 
 REPEATS, WARM = 7, 2
-FEW, LONG = 3, 0.01  # repeats of a graph that runs for more than LONG seconds, which vary little
-SLOWER, APART = 1.3, 1.01  # ratios at which the first turns decide
+FEW, LONG = 3, 0.003  # repeats of a graph that runs for more than LONG seconds, which vary little
+FAR, SLOWER, APART = 2.0, 1.15, 1.01  # ratios at which the first turns decide
 
 
 def medians(
-    held: DeviceResources, records: Sequence[Callable[[], None]], best: float | None = None
+    held: DeviceResources, records: Sequence[Callable[[], None]], best: float = math.inf
 ) -> list[float]:
-    """Median seconds of a replay of each graph; these are replayed in turns. After the first turns
-    the rest is left out where the answer is known: a graph takes SLOWER times `best`, or the first
-    one of several is the fastest by more than turns differ."""
+    """Median seconds of a replay of each graph; these are replayed in turns. The rest is left out
+    where the first turns decide: after one, all graphs take FAR times `best`; after WARM, SLOWER
+    times `best`, or of several graphs those that take APART times the fastest one's time."""
     graphs = [_Timed(held, record) for record in records]
-    times = _turns(graphs, WARM)
-    last = [found[-1] for found in times]
-    if min(last) > SLOWER * (best or math.inf) or min(last[1:], default=0.0) > APART * last[0]:
-        return last
-    times = _turns(graphs, FEW if min(last) > LONG else REPEATS)
-    return [statistics.median(found) for found in times]
+    last = list[float]()
+    for turn in range(WARM):
+        last = [graph.seconds() for graph in graphs]
+        if min(last) > (SLOWER if turn else FAR) * best:
+            return last
+    near = [i for i, seconds in enumerate(last) if seconds <= APART * min(last)]
+    if len(near) > 1 or len(graphs) == 1:
+        count = FEW if min(last) > LONG else REPEATS
+        turns = [[graphs[i].seconds() for i in near] for _ in range(count)]
+        for i, found in zip(near, zip(*turns, strict=True), strict=True):
+            last[i] = statistics.median(found)
+    return last
 
 
 class _Timed:
@@ -49,9 +55,3 @@ class _Timed:
         self._gpu.replay(self._graph)
         self._gpu.wait()
         return self._gpu.milliseconds(*self._events) / 1e3
-
-
-def _turns(graphs: Sequence[_Timed], count: int) -> list[list[float]]:
-    """Seconds of `count` replays of each graph."""
-    turns = [[graph.seconds() for graph in graphs] for _ in range(count)]
-    return [list(found) for found in zip(*turns, strict=True)]

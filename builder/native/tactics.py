@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of
@@ -80,7 +81,7 @@ class Work:
     def shares(self) -> tuple[int, ...]:
         return (PREFILL_SHARES if self.prefills else SHARES)[: len(self.contexts)]
 
-    @property
+    @cached_property
     def key(self) -> tuple[object, ...]:
         """Equal for nodes that share a decision."""
         attrs = sorted(self.attrs.items())
@@ -196,14 +197,20 @@ class Chooser:
     timer: Timer | None = None
     _known: dict[tuple[object, ...], TacticChoice] = field(default_factory=dict)
     _orders: dict[tuple[object, ...], str] = field(default_factory=dict)
+    _shapes: dict[object, tuple[gs.Node, int]] = field(default_factory=dict)  # of nodes and shapes
+    _works: dict[tuple[int, int, int], tuple[Cuda, Work]] = field(default_factory=dict)
+    _chosen: dict[tuple[object, ...], TacticChoice] = field(default_factory=dict)
 
     def node(self, node: gs.Node, size: Size) -> TacticChoice:
-        cuda, work = self.work(node, size)
         order = self._orders.get((size.family, node.name))
-        key = (order, *work.key)
-        if key not in self._known:
-            self._known[key] = choose(cuda, work, self.target, self.timer, order)
-        return self._known[key]
+        at = order, self._shape(node), size.rows, size.tile
+        if at not in self._chosen:
+            cuda, work = self.work(node, size)
+            key = (order, *work.key)
+            if key not in self._known:
+                self._known[key] = choose(cuda, work, self.target, self.timer, order)
+            self._chosen[at] = self._known[key]
+        return self._chosen[at]
 
     def late(self, node: gs.Node, size: Size) -> TacticChoice | None:
         """The node's decision for a place behind a launch that it does not read (`Early.late`);
@@ -289,7 +296,24 @@ class Chooser:
         return found
 
     def work(self, node: gs.Node, size: Size) -> tuple[Cuda, Work]:
-        """The tactics of a node's op, and the node in a bucket of this size."""
+        """The tactics of a node's op, and the node in a bucket of this size; the same for all nodes
+        of its shape."""
+        at = self._shape(node), size.rows, size.tile
+        if at not in self._works:
+            self._works[at] = self._work(node, size)
+        return self._works[at]
+
+    def _shape(self, node: gs.Node) -> int:
+        """The number of the node's op with its attributes and unbound operands."""
+        if id(node) not in self._shapes:
+            specs = [(s.dtype, s.shape) for s in map(spec_of, (*node.inputs, *node.outputs))]
+            cold = [not tensor.inputs for tensor in node.inputs]
+            shape = node.domain, node.op, *sorted(node.attrs.items()), *specs, *cold
+            _, number = self._shapes.setdefault(shape, (node, len(self._shapes)))
+            self._shapes[id(node)] = node, number  # kept, so that no other node has this identity
+        return self._shapes[id(node)][1]
+
+    def _work(self, node: gs.Node, size: Size) -> tuple[Cuda, Work]:
         ins = tuple(spec_of(t).bind(size.dims) for t in node.inputs)
         outs = tuple(spec_of(t).bind(size.dims) for t in node.outputs)
         cold = frozenset(i for i, t in enumerate(node.inputs) if not t.inputs)

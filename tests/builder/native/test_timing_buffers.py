@@ -70,6 +70,15 @@ def test_a_long_graph_is_replayed_less_often(card: Card, ms: float, replays: int
     made.free()
 
 
+@pytest.mark.parametrize(("cache", "launches"), [(40, 4), (3, 1)])
+def test_a_large_operand_is_read_once_by_each_replay(card: Card, cache: int, launches: int) -> None:
+    card.l2_bytes = cache
+    made = bench(card)
+    made.fill(PLAN)
+    assert made.seconds([]) == 1e-3 / launches
+    made.free()
+
+
 def test_the_tactics_of_a_work_share_its_operands(card: Card) -> None:
     """A later plan gets its scratch alone; operands are neither allocated nor written again."""
     made = bench(card)
