@@ -20,7 +20,7 @@ import numpy as np
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.cuda_sources import sources
 from spark_engine.builder.native.rank_gpus import RankGpus, reach_each_other
-from spark_engine.builder.native.replays import medians
+from spark_engine.builder.native.replays import Timed, medians
 from spark_engine.builder.native.tactics import Chosen, Work
 from spark_engine.builder.native.timing_inputs import Filling, fillings
 from spark_engine.builder.native.timings import Machine, Timings, digest_of, driver_version, key_of
@@ -34,8 +34,9 @@ from spark_engine.kernel import NCCL, Launch, Plan, Pointer, Tactic, Target
 Launches = list[tuple[Function, Launch]]
 Queues = list[Callable[[], None]]
 COLD = 2  # size of all copies, in L2 caches
-MOST_COPIES, LEAST_LAUNCHES = 32, 4
-LARGE = 8  # size of operands that are cold without copies and repetitions, in L2 caches
+MOST_COPIES, LEAST_RUNS = 32, 4
+ENOUGH = 2e-4  # seconds of a run that is measured without others next to it
+FAR = 2.0  # times another tactic's seconds: known after such a run
 PLACE = 256  # bytes: a boundary of the driver's allocations
 # Share of the free memory that one measurement may take; half of it if GPU and host share their
 # memory, since the host holds the operands while they are made.
@@ -168,10 +169,7 @@ class GpuTimer:
                         known[key] = bench.queues(functions[id(plan)], turn)
                     queue += known[key]
                 queues.append(partial(_run, queue))
-            for queue in known.values():  # outside a graph, so that an error has a name
-                _run(queue)
-            self._gpu.wait()
-            return medians(held, queues)
+            return medians([Timed(held, queue) for queue in queues])
         finally:
             held.close()
             for bench in benches.values():
@@ -244,11 +242,10 @@ class _Bench:
     def __init__(self, gpu: Gpu, work: Work) -> None:
         self._held, self._of_plan = DeviceResources(gpu), DeviceResources(gpu)
         self._gpu, self.work, self._filled = gpu, work, False
-        self._best = math.inf  # seconds of a repetition, of the plans so far
+        self._best = math.inf  # seconds of a run, of the plans so far
         self._fillings = fillings(work, np.random.default_rng(0))
         cold = sum(self._fillings[i].nbytes for i in work.cold)
         self.copies = min(MOST_COPIES, max(1, -(-COLD * gpu.l2_bytes // max(cold, 1))))
-        self._large = cold >= LARGE * gpu.l2_bytes
         sizes = [*(f.nbytes for f in self._fillings), *(s.nbytes for s in work.outs)]
         places = len(sizes) + self.copies * len(work.cold)
         self._own = sum(sizes) + (self.copies - 1) * cold + places * PLACE
@@ -289,19 +286,24 @@ class _Bench:
         ]
 
     def seconds(self, launches: Launches) -> float:
-        """The median over replays of one repetition; releases the plan's scratch and graph."""
-        sets = 1 if self._large else max(self.copies, LEAST_LAUNCHES)
-        _run(self.queues(launches, 0))  # outside a graph, so that an error has a name
-        self._gpu.wait()
+        """The median over replays of one run, or what one replay says of a tactic that is far
+        slower than another one; releases the plan's scratch and graphs."""
 
-        def record() -> None:
-            for turn in range(sets):
-                _run(self.queues(launches, turn))
+        def graph(runs: int) -> Timed:
+            queues = [queue for turn in range(runs) for queue in self.queues(launches, turn)]
+            return Timed(self._of_plan, partial(_run, queues))
 
-        (seconds,) = medians(self._of_plan, [record], self._best * sets)
+        one = graph(1)
+        found = one.seconds()
+        if found <= max(FAR * self._best, ENOUGH):
+            runs = max(self.copies, 1 if found > ENOUGH else LEAST_RUNS)
+            if runs == 1:
+                (found,) = medians([one], self._best, warm=1)
+            else:
+                found = medians([graph(runs)], self._best * runs)[0] / runs
         self._of_plan.close()
-        self._best = min(seconds / sets, self._best)
-        return seconds / sets
+        self._best = min(found, self._best)
+        return found
 
     def free(self) -> None:
         self._of_plan.close()

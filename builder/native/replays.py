@@ -3,6 +3,8 @@
 Knows recordings and events; knows no node.
 """
 
+from __future__ import annotations
+
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -10,24 +12,18 @@ from collections.abc import Callable, Sequence
 from spark_engine.device.resources import DeviceResources
 
 REPEATS, WARM = 7, 2
-FEW, LONG = 3, 0.003  # repeats of a graph that runs for more than LONG seconds, which vary little
-FAR, SLOWER, APART = 2.0, 1.15, 1.01  # ratios at which the first turns decide
+FEW, LONG = 3, 0.001  # repeats of a graph that runs for more than LONG seconds, which vary little
+SLOWER, APART = 1.15, 1.01  # ratios at which the first turns decide
 
 
-def medians(
-    held: DeviceResources, records: Sequence[Callable[[], None]], best: float = math.inf
-) -> list[float]:
-    """Median seconds of a replay of each graph; these are replayed in turns. The rest is left out
-    where the first turns decide: after one, all graphs take FAR times `best`; after WARM, SLOWER
-    times `best`, or of several graphs those that take APART times the fastest one's time."""
-    graphs = [_Timed(held, record) for record in records]
-    last = list[float]()
-    for turn in range(WARM):
-        last = [graph.seconds() for graph in graphs]
-        if min(last) > (SLOWER if turn else FAR) * best:
-            return last
+def medians(graphs: Sequence[Timed], best: float = math.inf, warm: int = WARM) -> list[float]:
+    """Median seconds of a replay of each graph; these are replayed in turns. After `warm` turns the
+    rest is left out where the answer is known: all graphs take SLOWER times `best`, or of several
+    graphs one takes APART times the fastest one's time."""
+    last = [graph.seconds() for _ in range(warm) for graph in graphs][-len(graphs) :]
     near = [i for i, seconds in enumerate(last) if seconds <= APART * min(last)]
-    if len(near) > 1 or len(graphs) == 1:
+    decided = min(last) > SLOWER * best or len(near) == 1 < len(graphs)
+    if not decided:
         count = FEW if min(last) > LONG else REPEATS
         turns = [[graphs[i].seconds() for i in near] for _ in range(count)]
         for i, found in zip(near, zip(*turns, strict=True), strict=True):
@@ -35,7 +31,7 @@ def medians(
     return last
 
 
-class _Timed:
+class Timed:
     """A graph between two events that are a part of it: however late this process replays it, since
     other threads of the build are busy, no time of the host is between them."""
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder.native.replays import FEW, REPEATS, WARM, medians  # noqa: E402
+from spark_engine.builder.native.replays import FEW, REPEATS, WARM, Timed, medians  # noqa: E402
 from spark_engine.device.resources import DeviceResources  # noqa: E402
 from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
 
@@ -49,35 +49,34 @@ def timed(*seconds: list[float], best: float = math.inf) -> tuple[list[float], l
         lambda i=i: gpu.recording.append(i)  # type: ignore[misc]
         for i in range(len(seconds))
     ]
-    found = medians(resources, records, best)
+    found = medians([Timed(resources, record) for record in records], best)
     resources.close()
     assert gpu.held == {**NOTHING, "contexts": 1}
     return found, gpu.replayed
 
 
 def test_the_first_turns_do_not_count() -> None:
-    found, replayed = timed([9e-3, 2.5e-3, 1e-3, 2e-3, 3e-3, 2e-3, 9e-3, 2e-3, 1e-3])
-    assert found == pytest.approx([2e-3]) and replayed == [WARM + REPEATS]
+    found, replayed = timed([9e-4, 1e-4, 1e-4, 2e-4, 3e-4, 2e-4, 9e-4, 2e-4, 1e-4])
+    assert found == pytest.approx([2e-4]) and replayed == [WARM + REPEATS]
 
 
 def test_a_long_graph_is_replayed_a_few_times() -> None:
-    assert timed([20e-3])[1] == [WARM + FEW]
+    assert timed([20e-4])[1] == [WARM + FEW]
 
 
 @pytest.mark.parametrize(
     ("times", "best", "count"),
     [
-        ([2.1e-3, 2e-3], 1e-3, 1),
-        ([1.9e-3, 1.2e-3], 1e-3, WARM),
-        ([1.9e-3, 1.1e-3], 1e-3, WARM + REPEATS),
-        ([9e-3, 1e-3], 9e-3, WARM + REPEATS),
+        ([1.9e-4, 1.2e-4], 1e-4, WARM),
+        ([1.9e-4, 1.1e-4], 1e-4, WARM + REPEATS),
+        ([9e-4, 1e-4], 9e-4, WARM + REPEATS),
     ],
 )
 def test_a_plan_that_is_far_slower_than_another_is_not_measured_well(
     times: list[float], best: float, count: int
 ) -> None:
     found, replayed = timed(times, best=best)
-    assert found == pytest.approx([times[min(count, 2) - 1]]) and replayed == [count]
+    assert found == pytest.approx([times[1]]) and replayed == [count]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +92,6 @@ def test_forms_that_differ_are_seen_after_the_first_turns(
     forms: tuple[float, float], counts: tuple[int, ...]
 ) -> None:
     """Only those near the fastest one are replayed further."""
-    times = [1e-3, *(1e-3 * form for form in forms)]
-    found, replayed = timed(*([9e-3, seconds] for seconds in times))
+    times = [1e-4, *(1e-4 * form for form in forms)]
+    found, replayed = timed(*([9e-4, seconds] for seconds in times))
     assert found == pytest.approx(times) and replayed == [*counts]
