@@ -164,10 +164,10 @@ class GpuTimer:
                     bench = benches[work.key, plan.scratch]
                     turn = turns[id(bench)] % bench.copies
                     turns[id(bench)] += 1
-                    key = id(bench), id(plan), turn
-                    if key not in known:
-                        known[key] = bench.queues(functions[id(plan)], turn)
-                    queue += known[key]
+                    at = id(bench), id(plan), turn
+                    if at not in known:
+                        known[at] = bench.queues(functions[id(plan)], turn)
+                    queue += known[at]
                 queues.append(partial(_run, queue))
             return medians([Timed(held, queue) for queue in queues])
         finally:

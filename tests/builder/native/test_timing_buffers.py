@@ -85,7 +85,7 @@ def test_a_long_run_is_repeated_less_often(
 def test_a_tactic_that_is_far_slower_than_another_leaves_early(
     card: Card, first: float, second: float, replays: int
 ) -> None:
-    """A short run, with what its graph takes beside it, says nothing alone."""
+    """One short run is no answer: what its graph takes in addition is a part of it."""
     card.l2_bytes = 3  # no copies
     made = bench(card)
     for ms in (first, second):
