@@ -321,13 +321,14 @@ def emit_weights(
     weights = {name: w for graph in graphs.values() for name, w in graph.weights.items()}
     assert model.checkpoint is not None
     reader, lock, done, shown = model.checkpoint, Lock(), 0, 0.0
+    left = ranks * len(layout.entries)
 
     def make(recipes: Mapping[str, Recipe], name: str) -> Array:
-        nonlocal done, shown
+        nonlocal done, shown, left
         value = recipes[name].evaluate(reader)
         with lock:
-            done += value.nbytes
-            if time.monotonic() > shown + SHOWN_S:  # other threads wait for it
+            done, left = done + value.nbytes, left - 1
+            if not left or time.monotonic() > shown + SHOWN_S:  # other threads wait for it
                 shown = time.monotonic()
                 clock.look()
                 clock.advance(done, ranks * layout.total)
