@@ -22,7 +22,7 @@ import uvicorn
 
 from spark_engine.runtime.server.http import descriptors
 from spark_engine.runtime.server.http.connections import Connection, Connections
-from tests.clocks import StandingLoop
+from tests.clocks import StandingLoop, Test, given_by
 
 READ_S = 0.3
 HANGS_S = 60.0  # ends a test that hangs
@@ -163,6 +163,10 @@ class Server:
             await serving
 
 
+def on_server(most: int) -> Callable[[Test], Callable[..., None]]:
+    return given_by(lambda test: Server(most).run(test))
+
+
 async def answer(reader: asyncio.StreamReader) -> bytes:
     return await reader.readuntil(b"hello")
 
@@ -183,168 +187,147 @@ HALVES = [
 
 
 @pytest.mark.parametrize(("data", "part"), HALVES)
-def test_half_a_request_is_closed_in_time(data: bytes, part: str) -> None:
-    async def use(server: Server) -> None:
-        reader, _ = await server.open(data)
-        await passes(0.9 * READ_S)
-        assert server.refused == [] and len(server.connections.inside) == 1
-        await passes(0.2 * READ_S)
-        assert server.refused == [408]
-        assert not server.connections.inside and not server.connections.waiting
-        head, _, body = (await _end(reader)).partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 408 ")
-        assert f"request's {part} did not come" in json.loads(body)["error"]["message"]
-
-    Server(10).run(use)
+@on_server(10)
+async def test_half_a_request_is_closed_in_time(server: Server, data: bytes, part: str) -> None:
+    reader, _ = await server.open(data)
+    await passes(0.9 * READ_S)
+    assert server.refused == [] and len(server.connections.inside) == 1
+    await passes(0.2 * READ_S)
+    assert server.refused == [408]
+    assert not server.connections.inside and not server.connections.waiting
+    head, _, body = (await _end(reader)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert f"request's {part} did not come" in json.loads(body)["error"]["message"]
 
 
-def test_half_a_request_behind_a_whole_one_is_closed_too() -> None:
-    async def use(server: Server) -> None:
-        reader, _ = await server.open(GET + HALVES[2][0][:-3])
-        assert (await answer(reader)).startswith(b"HTTP/1.1 200 ")
-        await passes(1.1 * READ_S)
-        assert b"request's body did not come" in await _end(reader)
-        assert not server.connections.inside
-
-    Server(10).run(use)
+@on_server(10)
+async def test_half_a_request_behind_a_whole_one_is_closed_too(server: Server) -> None:
+    reader, _ = await server.open(GET + HALVES[2][0][:-3])
+    assert (await answer(reader)).startswith(b"HTTP/1.1 200 ")
+    await passes(1.1 * READ_S)
+    assert b"request's body did not come" in await _end(reader)
+    assert not server.connections.inside
 
 
-def test_an_answer_before_the_body_is_the_only_one() -> None:
+@on_server(10)
+async def test_an_answer_before_the_body_is_the_only_one(server: Server) -> None:
     """What is sent unasked on a silent connection would be taken for the next request's answer."""
-
-    async def use(server: Server) -> None:
-        reader, writer = await server.open(b"POST /early HTTP/1.1\r\nhost: x\r\n")
-        await server.say(writer, b"content-length: 3\r\n\r\n")
-        await answer(reader)
-        await server.say(writer, b"abc")
-        ended = asyncio.ensure_future(_end(reader))
-        while not ended.done():  # by our time or by uvicorn's
-            await passes(READ_S)
-        assert b"408" not in await ended
-        assert not server.connections.inside
-
-    Server(10).run(use)
+    reader, writer = await server.open(b"POST /early HTTP/1.1\r\nhost: x\r\n")
+    await server.say(writer, b"content-length: 3\r\n\r\n")
+    await answer(reader)
+    await server.say(writer, b"abc")
+    ended = asyncio.ensure_future(_end(reader))
+    while not ended.done():  # by our time or by uvicorn's
+        await passes(READ_S)
+    assert b"408" not in await ended
+    assert not server.connections.inside
 
 
-def test_a_drip_does_not_move_the_deadline() -> None:
-    async def use(server: Server) -> None:
-        reader, writer = await server.open(b"GET / HTTP/1.1\r\n")
-        for _ in range(18):
-            await server.say(writer, b"a")
-            await passes(0.05 * READ_S)
-        assert server.refused == []
-        await passes(0.15 * READ_S)
-        assert server.refused == [408] and b"HTTP/1.1 408 " in await _end(reader)
-
-    Server(10).run(use)
+@on_server(10)
+async def test_a_drip_does_not_move_the_deadline(server: Server) -> None:
+    reader, writer = await server.open(b"GET / HTTP/1.1\r\n")
+    for _ in range(18):
+        await server.say(writer, b"a")
+        await passes(0.05 * READ_S)
+    assert server.refused == []
+    await passes(0.15 * READ_S)
+    assert server.refused == [408] and b"HTTP/1.1 408 " in await _end(reader)
 
 
-def test_the_body_has_a_separate_time_limit() -> None:
-    async def use(server: Server) -> None:
-        reader, writer = await server.open(b"POST / HTTP/1.1\r\nhost: x\r\n")
-        await passes(0.7 * READ_S)
-        await server.say(writer, b"content-length: 2\r\n\r\na")
-        await passes(0.7 * READ_S)
-        await server.say(writer, b"b")
-        assert b"200 OK" in await answer(reader)
-
-    Server(10).run(use)
+@on_server(10)
+async def test_the_body_has_a_separate_time_limit(server: Server) -> None:
+    reader, writer = await server.open(b"POST / HTTP/1.1\r\nhost: x\r\n")
+    await passes(0.7 * READ_S)
+    await server.say(writer, b"content-length: 2\r\n\r\na")
+    await passes(0.7 * READ_S)
+    await server.say(writer, b"b")
+    assert b"200 OK" in await answer(reader)
 
 
-def test_a_long_answer_and_an_idle_client_are_left_alone() -> None:
-    async def use(server: Server) -> None:
-        reader, writer = await server.open(SLOW)
-        await passes(2 * READ_S)
-        server.release.set()
-        assert b"200 OK" in await answer(reader)
-        await passes(2 * READ_S)  # between requests uvicorn's own limit holds
-        await server.say(writer, GET[:10])
-        await passes(0.1 * READ_S)
-        await server.say(writer, GET[10:])
-        assert b"200 OK" in await answer(reader)
-        await server.say(writer, GET[:10])  # half of the third
-        await passes(1.1 * READ_S)
-        assert b"HTTP/1.1 408 " in await _end(reader)
-
-    Server(10).run(use)
+@on_server(10)
+async def test_a_long_answer_and_an_idle_client_are_left_alone(server: Server) -> None:
+    reader, writer = await server.open(SLOW)
+    await passes(2 * READ_S)
+    server.release.set()
+    assert b"200 OK" in await answer(reader)
+    await passes(2 * READ_S)  # between requests uvicorn's own limit holds
+    await server.say(writer, GET[:10])
+    await passes(0.1 * READ_S)
+    await server.say(writer, GET[10:])
+    assert b"200 OK" in await answer(reader)
+    await server.say(writer, GET[:10])  # half of the third
+    await passes(1.1 * READ_S)
+    assert b"HTTP/1.1 408 " in await _end(reader)
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_a_client_that_reads_nothing_is_cut_and_one_that_reads_little_is_not(reads: bool) -> None:
-    async def use(server: Server) -> None:
-        with socket.socket() as client:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.connect(("127.0.0.1", server.port))
-            client.setblocking(False)
-            client.sendall(GET.replace(b"/ ", b"/big "))
-            await until(lambda: bool(server.made and server.made[0]._unread))
-            (one,) = server.made
+@on_server(10)
+async def test_a_client_that_reads_nothing_is_cut_and_one_that_reads_little_is_not(
+    server: Server, reads: bool
+) -> None:
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", server.port))
+        client.setblocking(False)
+        client.sendall(GET.replace(b"/ ", b"/big "))
+        await until(lambda: bool(server.made and server.made[0]._unread))
+        (one,) = server.made
 
-            def took_some() -> bool:
-                with suppress(BlockingIOError):
-                    client.recv(1 << 20)
-                return one._untaken() < before or not one._unread
+        def took_some() -> bool:
+            with suppress(BlockingIOError):
+                client.recv(1 << 20)
+            return one._untaken() < before or not one._unread
 
-            for _ in range(6 if reads else 100):  # what fills the kernel's buffers counts as taken
-                before = one._untaken()
-                if reads:
-                    await until(took_some)
-                await passes(1.1 * READ_S)
-                if not reads and not server.connections.inside:
-                    break
-            assert len(server.connections.inside) == int(reads)
-
-    Server(10).run(use)
-
-
-def test_the_longest_silent_connection_is_replaced() -> None:
-    async def use(server: Server) -> None:
-        idle = [await server.open() for _ in range(4)]
-        await server.say(idle[0][1], GET[:10])  # received last
-        assert b"200 OK" in await server.ask()
-        assert await _end(idle[1][0]) == b""
-        left = [one in server.connections.inside for one in server.made]
-        assert left == [True, False, True, True, True]
-
-    Server(4).run(use)
+        for _ in range(6 if reads else 100):  # what fills the kernel's buffers counts as taken
+            before = one._untaken()
+            if reads:
+                await until(took_some)
+            await passes(1.1 * READ_S)
+            if not reads and not server.connections.inside:
+                break
+        assert len(server.connections.inside) == int(reads)
 
 
-def test_a_client_between_two_requests_is_replaced_last() -> None:
-    async def use(server: Server) -> None:
-        reader, writer = await server.open(GET)
-        await answer(reader)
-        silent = [await server.open(b"") for _ in range(5)]
-        await server.say(writer, GET)
-        assert b"HTTP/1.1 200 " in await answer(reader)
-        assert await _end(silent[0][0]) == b"", "the first of the silent has left"
-
-    Server(2).run(use)
+@on_server(4)
+async def test_the_longest_silent_connection_is_replaced(server: Server) -> None:
+    idle = [await server.open() for _ in range(4)]
+    await server.say(idle[0][1], GET[:10])  # received last
+    assert b"200 OK" in await server.ask()
+    assert await _end(idle[1][0]) == b""
+    left = [one in server.connections.inside for one in server.made]
+    assert left == [True, False, True, True, True]
 
 
-def test_a_connection_that_is_being_answered_is_never_replaced() -> None:
-    async def use(server: Server) -> None:
-        busy = [await server.open(SLOW) for _ in range(4)]
-        reader, _ = await server.open()
-        refused = await _end(reader)
-        assert refused.startswith(b"HTTP/1.1 503 ") and b"all 4 connections" in refused
-        assert server.refused == [503]
-        server.release.set()
-        for reader, _ in busy:
-            assert b"200 OK" in await answer(reader)
-        assert b"200 OK" in await server.ask()
-
-    Server(4).run(use)
+@on_server(2)
+async def test_a_client_between_two_requests_is_replaced_last(server: Server) -> None:
+    reader, writer = await server.open(GET)
+    await answer(reader)
+    silent = [await server.open(b"") for _ in range(5)]
+    await server.say(writer, GET)
+    assert b"HTTP/1.1 200 " in await answer(reader)
+    assert await _end(silent[0][0]) == b"", "the first of the silent has left"
 
 
-def test_what_is_closed_leaves_nothing_behind() -> None:
-    async def use(server: Server) -> None:
-        for data in (b"", GET[:10], b"nonsense\r\n\r\n", SLOW):
-            _, writer = await server.open(data)
-            writer.close()
-        await until(lambda: not server.connections.inside)
-        assert not server.connections.waiting
+@on_server(4)
+async def test_a_connection_that_is_being_answered_is_never_replaced(server: Server) -> None:
+    busy = [await server.open(SLOW) for _ in range(4)]
+    reader, _ = await server.open()
+    refused = await _end(reader)
+    assert refused.startswith(b"HTTP/1.1 503 ") and b"all 4 connections" in refused
+    assert server.refused == [503]
+    server.release.set()
+    for reader, _ in busy:
+        assert b"200 OK" in await answer(reader)
+    assert b"200 OK" in await server.ask()
 
-    Server(10).run(use)
+
+@on_server(10)
+async def test_what_is_closed_leaves_nothing_behind(server: Server) -> None:
+    for data in (b"", GET[:10], b"nonsense\r\n\r\n", SLOW):
+        _, writer = await server.open(data)
+        writer.close()
+    await until(lambda: not server.connections.inside)
+    assert not server.connections.waiting
 
 
 def test_the_descriptors_are_raised_and_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def served(folder: Path) -> Iterator[tuple[Run, WorkerPool]]:
         yield lambda work: runner.run(asyncio.wait_for(work, HANGS_S)), pool
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def run(served: tuple[Run, WorkerPool]) -> Run:
     return served[0]
 
@@ -106,127 +106,100 @@ def test_a_body_is_read(run: Run, pool: WorkerPool) -> None:
 
 
 @pytest.mark.parametrize("size", [0, limits.SMALL_BODY])
-def test_a_template_without_an_end_is_ended(run: Run, pool: WorkerPool, size: int) -> None:
-    async def ask() -> None:
-        with pytest.raises(TooCostly, match="reading the request took more than 0.3 s of CPU time"):
-            await _ask(pool, LOOP, size=size)
-        assert isinstance(await _ask(pool), Prepared)
-
-    run(ask())
+async def test_a_template_without_an_end_is_ended(pool: WorkerPool, size: int) -> None:
+    with pytest.raises(TooCostly, match="reading the request took more than 0.3 s of CPU time"):
+        await _ask(pool, LOOP, size=size)
+    assert isinstance(await _ask(pool), Prepared)
 
 
-def test_memory_has_a_bound(run: Run, pool: WorkerPool) -> None:
-    async def ask() -> None:
-        found = await _ask(pool, MEMORY)
-        assert isinstance(found, BodyRefused), found
-        assert "reading the request took more than 1024 MiB of memory" in found.message
-        assert isinstance(await _ask(pool), Prepared)
-
-    run(ask())
+async def test_memory_has_a_bound(pool: WorkerPool) -> None:
+    found = await _ask(pool, MEMORY)
+    assert isinstance(found, BodyRefused), found
+    assert "reading the request took more than 1024 MiB of memory" in found.message
+    assert isinstance(await _ask(pool), Prepared)
 
 
-def test_short_prompts_do_not_wait_for_long_ones(run: Run, pool: WorkerPool) -> None:
-    async def ask() -> None:
-        long = [asyncio.ensure_future(_ask(pool, LOOP, f"bad {i}")) for i in range(4)]
-        await _until(lambda: bool(_lane(pool, "long prompts").walls))
-        begin = time.monotonic()
-        assert isinstance(await _ask(pool, owner="good"), Prepared)
-        assert not all(task.done() for task in long), time.monotonic() - begin
-        for task in long:
-            task.cancel()
-        await asyncio.gather(*long, return_exceptions=True)
-
-    run(ask())
+async def test_short_prompts_do_not_wait_for_long_ones(pool: WorkerPool) -> None:
+    long = [asyncio.ensure_future(_ask(pool, LOOP, f"bad {i}")) for i in range(4)]
+    await _until(lambda: bool(_lane(pool, "long prompts").walls))
+    begin = time.monotonic()
+    assert isinstance(await _ask(pool, owner="good"), Prepared)
+    assert not all(task.done() for task in long), time.monotonic() - begin
+    for task in long:
+        task.cancel()
+    await asyncio.gather(*long, return_exceptions=True)
 
 
-def test_prompts_do_not_wait_for_grammars(
-    run: Run, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+async def test_prompts_do_not_wait_for_grammars(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, seconds in (("grammars", 0.02), ("slow grammars", 0.05)):
         monkeypatch.setattr(_lane(pool, name), "cpu_s", (seconds, 0.0, seconds))
     rows = {f"p{i}": {"type": "string", "maxLength": 500 + i} for i in range(2000)}
     many = {"type": "object", "properties": rows, "required": list(rows)}
     form = FormAsked(StructuredFields(guided_json=many), [], None, False, True)
-
-    async def ask() -> None:
-        forms = [
-            asyncio.ensure_future(pool.run(JobKind.FORM, [[encode(form)]], f"bad {i}"))
-            for i in range(6)
-        ]
-        await _until(lambda: bool(_lane(pool, "slow grammars").walls))
-        assert isinstance(await _ask(pool, owner="good"), Prepared)
-        assert not any(task.done() for task in forms[-2:])
-        found = await asyncio.gather(*forms, return_exceptions=True)
-        assert all(isinstance(one, TooCostly) for one in found), found
-
-    run(ask())
+    forms = [
+        asyncio.ensure_future(pool.run(JobKind.FORM, [[encode(form)]], f"bad {i}"))
+        for i in range(6)
+    ]
+    await _until(lambda: bool(_lane(pool, "slow grammars").walls))
+    assert isinstance(await _ask(pool, owner="good"), Prepared)
+    assert not any(task.done() for task in forms[-2:])
+    found = await asyncio.gather(*forms, return_exceptions=True)
+    assert all(isinstance(one, TooCostly) for one in found), found
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_worker_that_falls_loses_no_request(run: Run, pool: WorkerPool, number: int) -> None:
+async def test_a_worker_that_falls_loses_no_request(pool: WorkerPool, number: int) -> None:
     """One that is stopped is noticed, and ended."""
-
-    async def ask() -> None:
-        await _until(lambda: len(pool.workers) == sum(lane.workers for lane in pool.lanes))
-        for worker in list(pool.workers):
-            _signal(worker.pid, number)
-        found = await asyncio.gather(*(_ask(pool) for _ in range(4)), _ask(pool, size=1 << 17))
-        assert all(isinstance(one, Prepared) for one in found)
-
-    run(ask())
+    await _until(lambda: len(pool.workers) == sum(lane.workers for lane in pool.lanes))
+    for worker in list(pool.workers):
+        _signal(worker.pid, number)
+    found = await asyncio.gather(*(_ask(pool) for _ in range(4)), _ask(pool, size=1 << 17))
+    assert all(isinstance(one, Prepared) for one in found)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_forking_process_that_falls_comes_again(
-    run: Run, pool: WorkerPool, number: int, monkeypatch: pytest.MonkeyPatch
+async def test_a_forking_process_that_falls_comes_again(
+    pool: WorkerPool, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_engine.runtime.server.prompts.processes.HELLO_S", 0.5)
-
-    async def ask() -> None:
-        count = sum(lane.workers for lane in pool.lanes)  # one that comes later would answer
-        await _until(lambda: len(pool.workers) == count and pool._forker is not None)
-        assert pool._forker is not None
-        first = pool._forker.pid
-        os.kill(first, number)
-        for worker in list(pool.workers):
-            _signal(worker.pid, signal.SIGKILL)
-        assert isinstance(await _ask(pool), Prepared)
-        assert pool._forker is not None and pool._forker.pid != first
-        assert pool.unhealthy_reason() is None
-
-    run(ask())
+    count = sum(lane.workers for lane in pool.lanes)  # one that comes later would answer
+    await _until(lambda: len(pool.workers) == count and pool._forker is not None)
+    assert pool._forker is not None
+    first = pool._forker.pid
+    os.kill(first, number)
+    for worker in list(pool.workers):
+        _signal(worker.pid, signal.SIGKILL)
+    assert isinstance(await _ask(pool), Prepared)
+    assert pool._forker is not None and pool._forker.pid != first
+    assert pool.unhealthy_reason() is None
 
 
-def test_a_job_that_fells_its_workers_is_refused(run: Run, pool: WorkerPool) -> None:
-    async def ask() -> None:
-        asking = asyncio.ensure_future(_ask(pool, LOOP, size=limits.SMALL_BODY))
-        lane = _lane(pool, "long prompts")
-        while not asking.done():
-            if lane.walls:
-                for worker in list(pool.workers):
-                    _signal(worker.pid, signal.SIGKILL)
-            await asyncio.sleep(0.05)
-        with pytest.raises(Busy, match="failed 3 times: its process ended"):
-            await asking
-
-    run(ask())
+async def test_a_job_that_fells_its_workers_is_refused(pool: WorkerPool) -> None:
+    asking = asyncio.ensure_future(_ask(pool, LOOP, size=limits.SMALL_BODY))
+    lane = _lane(pool, "long prompts")
+    while not asking.done():
+        if lane.walls:
+            for worker in list(pool.workers):
+                _signal(worker.pid, signal.SIGKILL)
+        await asyncio.sleep(0.05)
+    with pytest.raises(Busy, match="failed 3 times: its process ended"):
+        await asking
 
 
-def test_a_client_that_leaves_cancels_its_job(run: Run, pool: WorkerPool) -> None:
-    async def ask() -> None:
-        lane = _lane(pool, "long prompts")
-        jobs = [asyncio.ensure_future(_ask(pool, LOOP, size=limits.SMALL_BODY)) for _ in range(5)]
-        await _until(lambda: len(lane.walls) == limits.LONG_WORKERS)
-        assert len(lane.queue) == 3
-        for job in jobs:
-            job.cancel()
-        begin = time.process_time(), time.monotonic()
-        await asyncio.gather(*jobs, return_exceptions=True)
-        assert len(lane.queue) == 0, "what waited is not started"
-        await _until(lambda: not lane.walls)  # what ran is ended
-        assert isinstance(await _ask(pool, size=limits.SMALL_BODY), Prepared), begin
-
-    run(ask())
+async def test_a_client_that_leaves_cancels_its_job(pool: WorkerPool) -> None:
+    lane = _lane(pool, "long prompts")
+    jobs = [asyncio.ensure_future(_ask(pool, LOOP, size=limits.SMALL_BODY)) for _ in range(5)]
+    await _until(lambda: len(lane.walls) == limits.LONG_WORKERS)
+    assert len(lane.queue) == 3
+    for job in jobs:
+        job.cancel()
+    begin = time.process_time(), time.monotonic()
+    await asyncio.gather(*jobs, return_exceptions=True)
+    assert len(lane.queue) == 0, "what waited is not started"
+    await _until(lambda: not lane.walls)  # what ran is ended
+    assert isinstance(await _ask(pool, size=limits.SMALL_BODY), Prepared), begin
 
 
 def test_owners_take_turns(run: Run, pool: WorkerPool) -> None:
@@ -248,49 +221,42 @@ def test_owners_take_turns(run: Run, pool: WorkerPool) -> None:
     run(ask())
 
 
-def test_the_owner_with_most_jobs_waiting_loses_one(run: Run, pool: WorkerPool) -> None:
-    async def ask() -> None:
-        size = limits.SMALL_BODY
-        jobs = [asyncio.ensure_future(_ask(pool, LOOP, "bad", size)) for _ in range(8)]
-        await _until(lambda: len(_lane(pool, "long prompts").walls) == limits.LONG_WORKERS)
-        assert not pool.refuse_one("bad")
-        assert pool.refuse_one("good")
-        await asyncio.sleep(0.01)
-        assert [job.done() for job in jobs] == [False] * 7 + [True]
-        with pytest.raises(Busy, match="6 requests of yours wait"):
-            await jobs[-1]
-        for job in jobs:
-            job.cancel()
-        await asyncio.gather(*jobs, return_exceptions=True)
-
-    run(ask())
+async def test_the_owner_with_most_jobs_waiting_loses_one(pool: WorkerPool) -> None:
+    size = limits.SMALL_BODY
+    jobs = [asyncio.ensure_future(_ask(pool, LOOP, "bad", size)) for _ in range(8)]
+    await _until(lambda: len(_lane(pool, "long prompts").walls) == limits.LONG_WORKERS)
+    assert not pool.refuse_one("bad")
+    assert pool.refuse_one("good")
+    await asyncio.sleep(0.01)
+    assert [job.done() for job in jobs] == [False] * 7 + [True]
+    with pytest.raises(Busy, match="6 requests of yours wait"):
+        await jobs[-1]
+    for job in jobs:
+        job.cancel()
+    await asyncio.gather(*jobs, return_exceptions=True)
 
 
-def test_health_says_that_prompts_are_stuck(
-    run: Run, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+async def test_health_says_that_prompts_are_stuck(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And that they are not, once workers start again."""
-
-    async def ask() -> None:
-        monkeypatch.setattr(limits, "STARTS_S", 0.2)
-        command, pool._command = pool._command, ("/bin/false",)
-        assert pool._forker is not None
-        pool._forker.kill()
-        await _until(lambda: pool.unhealthy_reason() is not None)
-        assert "no worker" in str(pool.unhealthy_reason())
-        waiting = asyncio.ensure_future(_ask(pool))
-        pool._command = command
-        assert isinstance(await waiting, Prepared)
-        assert pool.unhealthy_reason() is None
-        lane = _lane(pool, "prompts")
-        await _until(lambda: not lane.walls)  # the answer comes before its worker is free again
-        assert lane.stuck_s() == 0.0
-        lane.queue.put("", "a task that no worker takes")
-        lane.since -= limits.STUCK_S + 1.0
-        assert "none ended for" in str(pool.unhealthy_reason())
-        lane.queue.remove("", "a task that no worker takes")
-
-    run(ask())
+    monkeypatch.setattr(limits, "STARTS_S", 0.2)
+    command, pool._command = pool._command, ("/bin/false",)
+    assert pool._forker is not None
+    pool._forker.kill()
+    await _until(lambda: pool.unhealthy_reason() is not None)
+    assert "no worker" in str(pool.unhealthy_reason())
+    waiting = asyncio.ensure_future(_ask(pool))
+    pool._command = command
+    assert isinstance(await waiting, Prepared)
+    assert pool.unhealthy_reason() is None
+    lane = _lane(pool, "prompts")
+    await _until(lambda: not lane.walls)  # the answer comes before its worker is free again
+    assert lane.stuck_s() == 0.0
+    lane.queue.put("", "a task that no worker takes")
+    lane.since -= limits.STUCK_S + 1.0
+    assert "none ended for" in str(pool.unhealthy_reason())
+    lane.queue.remove("", "a task that no worker takes")
 
 
 @pytest.mark.parametrize(
