@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from spark_engine.builder.native import nvrtc
 from spark_engine.device.gpu import Gpu
 from spark_engine.kernel import Launch, Plan, Pointer, Tactic, Target
-from spark_engine.op import Case, Op, Tolerance
+from spark_engine.op import Attrs, Case, Op, Tolerance
 from spark_engine.tensors import Array, DType, TensorSpec
 from tests.plugins.cases.seeded import seeded
 from tests.plugins.packed_node import packed_arrays as packed_arrays
 from tests.plugins.packed_node import packed_specs as packed_specs
 from tests.plugins.packed_node import specs_of as specs_of
 
+BF16: Attrs = {"dtype": "bf16"}
 GUARD = 512  # bytes before and after each buffer
 GUARD_BYTE, POISON_BYTE = 0xA5, 0xFF
 
@@ -165,6 +166,11 @@ class Bench:
                 places[a.kind][a.index] if isinstance(a, Pointer) else a.value for a in launch.args
             ]
             self.gpu.launch(function, launch, values)
+
+    def results(self, op: Op, arrays: tuple[Array, ...], attrs: Attrs = BF16) -> dict[str, Array]:
+        """The first result of each tactic that takes these operands, by the tactic's name."""
+        works = planned(op, Case("served", attrs, lambda rng: arrays), self.target)
+        return {work.tactic.name: run(self, work, arrays)[0] for work in works}
 
 
 def run(bench: Bench, work: Planned, arrays: Sequence[Array]) -> tuple[Array, ...]:
