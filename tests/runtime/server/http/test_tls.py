@@ -118,8 +118,8 @@ async def test_a_hangup_loads_the_certificate_again_and_keeps_it_where_the_new_o
             _, writer = await asyncio.open_connection(
                 "127.0.0.1", port, ssl=ssl._create_unverified_context()
             )
-            for pair in ((second[0], first[1]), expired, (b"", b""), second):
-                put(pair)
+            for new in ((second[0], first[1]), expired, (b"", b""), second):
+                put(new)
                 lines = len(caplog.records)
                 os.kill(os.getpid(), signal.SIGHUP)
                 while len(caplog.records) == lines:
