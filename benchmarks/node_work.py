@@ -139,13 +139,14 @@ def _gdn_decode(work: Work) -> Amounts:
 
 
 def _delta_chunk(work: Work) -> Amounts:
-    """The chunked form: of a token and value head two products with keys, the solve over values
-    and keys, three products with the state."""
+    """The chunked form, with its convolution or without: of a token and value head two products
+    with keys, the solve over values and keys, three products with the state."""
     named = _named(work)
-    tokens = named["c"].dims[0]
+    tokens = work.ins[0].dims[0]
     heads, key, value = (int(work.attrs[n]) for n in ("value_heads", "key_dim", "value_dim"))
     each = 2.0 * (2 * CHUNK * key + CHUNK * (key + value) + 3 * key * value + CHUNK * value)
-    state = 2.0 * _of_slot(named["gdn_state"]) * _sequences(work)
+    states = [s for n, s in named.items() if n in ("gdn_state", "conv_state")]
+    state = 2.0 * sum(map(_of_slot, states)) * _sequences(work)
     plain = _plain(work)
     return Amounts(_weights(work) + state, plain.warm, tokens * heads * each, "bf16")
 
@@ -193,6 +194,7 @@ _RULES: dict[str, Callable[[Work], Amounts]] = {
     "moe_norm_quant": _experts,
     "gdn_decode": _gdn_decode,
     "gated_delta_chunk": _delta_chunk,
+    "gdn_prefill": _delta_chunk,
     "causal_conv": _conv,
     "attention_decode": _attention_decode,
     "paged_attention": _paged_attention,

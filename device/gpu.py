@@ -20,6 +20,7 @@ from spark_engine.device.cuda_driver import (
     driver,
     driver_free_bytes,
     free_bytes,
+    pack,
     queueing,
     resident_blocks,
     static_shared,
@@ -290,8 +291,10 @@ class Gpu:
         """Queues a kernel; `args` are addresses and numbers in the order of `launch.args`."""
         self.prepare(function, launch.shape, args)()
 
+    pack = staticmethod(pack)  # the arguments of many launches, which `prepare` takes
+
     def prepare(
-        self, function: Function, shape: Shape, args: Sequence[int | float]
+        self, function: Function, shape: Shape, args: Sequence[int | float] | memoryview
     ) -> Callable[[], None]:
         """A function that queues this kernel on every call, for repeated launches."""
         shape = self._crowded(function, shape)

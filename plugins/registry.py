@@ -19,6 +19,7 @@ from spark_engine.plugins.ops.delta_rule import (
     gated_norm,
     gated_norm_quant,
     gdn_decode,
+    gdn_prefill,
 )
 from spark_engine.plugins.ops.drafts import (
     accept_drafts,
@@ -70,6 +71,7 @@ OPS: tuple[Op, ...] = (
     gated_norm.OP,
     gated_norm_quant.OP,
     gdn_decode.OP,
+    gdn_prefill.OP,
     paged_attention.OP,
     attention_decode.OP,
     append_kv.OP,

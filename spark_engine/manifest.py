@@ -19,7 +19,7 @@ from spark_engine.tensors import TensorSpec
 from spark_engine.typed import typed
 from spark_engine.vision import VisionInfo
 
-FORMAT = 8
+FORMAT = 9
 WEIGHTS = "weights.safetensors"
 SLOT, PAGE, SEQUENCE, IMAGE = "slot", "page", "sequence", "image"
 MOST_RANKS = 1 << 10

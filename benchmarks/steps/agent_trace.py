@@ -146,11 +146,12 @@ def run(
     """An engine's own answers, or with a script the recorded ones; as many tokens as are recorded.
     Raises SystemExit where a script was not followed."""
     with ExitStack() as undo:
-        loaded = load(folder)
+        loaded, graphs = load(folder), ExitStack()
         if script is not None:
-            loaded = scripted(loaded, script, undo.callback)
+            loaded = scripted(loaded, script, graphs.callback)
         engine = Engine(loaded, EngineOptions(**options))  # type: ignore[arg-type]
         undo.callback(engine.close)
+        undo.callback(graphs.close)  # before the engine closes the device
         before, found = engine.stats()["rounds_by_k"], Ran({})
         for prompt, answer in turns:
             if len(prompt) + len(answer) >= capacity(loaded.limits):

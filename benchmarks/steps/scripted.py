@@ -223,13 +223,13 @@ def _recorded(
         return QueuedLaunch("say", "say", gpu.prepare(function, shape, args))
 
     queue, sampled, drafted = list[QueuedLaunch](), False, 0
-    records = Program.read(payload).launches
-    for record, launch in zip(records, executor.launches(payload), strict=True):
+    program = Program.read(payload)
+    for record, launch in zip(program.launches, executor.launches(payload), strict=True):
         if launch.reads_masks and not sampled:
             queue.append(say(MemoryOperand("output", "logits"), 0, tile))
             sampled = True
         if launch.symbol == TOKEN:
-            logits = record.args[0]
+            logits = program.operands[record.args[0]]
             assert isinstance(logits, MemoryOperand)
             queue.append(say(logits, tile + drafted, 1))
             drafted += 1

@@ -72,10 +72,14 @@ def bucket_of(manifest: Manifest, name: str) -> Bucket:
 def launches(payload: bytes) -> tuple[Launched, ...]:
     length = int.from_bytes(payload[:8], "little")
     body = json.loads(payload[8 : 8 + length])
-    return tuple(_launched(row, body["kernels"][row["kernel"]]) for row in body["launches"])
+    operands = body["operands"]
+    return tuple(
+        _launched(row, body["kernels"][row["kernel"]], [operands[i] for i in row["args"]])
+        for row in body["launches"]
+    )
 
 
-def _launched(row: Json, kernel: Json) -> Launched:
+def _launched(row: Json, kernel: Json, args: Iterable[Json]) -> Launched:
     return Launched(
         node=row["node"],
         op=row["op"],
@@ -84,9 +88,7 @@ def _launched(row: Json, kernel: Json) -> Launched:
         source=kernel["source"],
         grid=tuple(row["grid"]),
         block=tuple(row["block"]),
-        operands=tuple(
-            (arg[0], arg[1]) for arg in row["args"] if isinstance(arg[-1], str) and len(arg) > 1
-        ),
+        operands=tuple((a[0], a[1]) for a in args if isinstance(a[-1], str) and len(a) > 1),
     )
 
 

@@ -95,6 +95,7 @@ def encode(
     places = _Places(bucket, weights, states, ops)
     kernels = _Kernels(cubins)
     launches: list[Json] = []
+    operands: dict[tuple[Json, ...], int] = {}  # each once, with its number
     called = False
     for step, (node, choice) in enumerate(bucket.nodes):
         assert choice.tactic is not None and choice.plan is not None
@@ -103,7 +104,8 @@ def encode(
                 source = launch.source or choice.tactic.source
                 launch = cubins[source, launch.defines].launched(launch)
             kernel = kernels.index(choice.tactic.source, launch)
-            args = [_argument(places, step, node, a) for a in launch.args]
+            found = [tuple(_argument(places, step, node, a)) for a in launch.args]
+            args = [operands.setdefault(one, len(operands)) for one in found]
             pdl = launch.pdl and not called  # a library's kernels do not trigger the next launch
             launches.append(_record(node, choice.tactic.name, kernel, launch, args, pdl))
             called = launch.source == NCCL
@@ -118,6 +120,7 @@ def encode(
         "kernels": table,
         "cubins": [len(image) for image in images],
         "launches": launches,
+        "operands": list(operands),
         "places": places.table(),
     }
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
@@ -238,7 +241,7 @@ class _Kernels:
 
 
 def _record(
-    node: gs.Node, tactic: str, kernel: int, launch: Launch, args: list[Json], pdl: bool
+    node: gs.Node, tactic: str, kernel: int, launch: Launch, args: list[int], pdl: bool
 ) -> Json:
     return {
         "node": node.name,

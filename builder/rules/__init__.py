@@ -2,7 +2,7 @@
 
 from spark_engine.builder.graph.rewrite import Rule
 from spark_engine.builder.rules.attention import ATTENTION_DECODE
-from spark_engine.builder.rules.delta import GDN_DECODE
+from spark_engine.builder.rules.delta import GDN_DECODE, GDN_PREFILL
 from spark_engine.builder.rules.merge import MERGE_PROJECTIONS, SHARED_EXPERT
 from spark_engine.builder.rules.quant import ACT_QUANT, FP4_VALUES, GATED_NORM_QUANT, NORM_QUANT
 from spark_engine.builder.rules.sum_norm import MOE_NORM, REDUCE_NORM
@@ -17,6 +17,7 @@ RULES: tuple[Rule, ...] = (
     ACT_QUANT,
     GATED_NORM_QUANT,
     GDN_DECODE,  # replaces the fused gated norm
+    GDN_PREFILL,
     ATTENTION_DECODE,  # replaces the fused gate
 )
 # For executors that cut the graph at collectives (spark_engine/segments.py): no rule fuses one.

@@ -1,7 +1,8 @@
-"""The rule that fuses a decode layer's gated delta net into one launch.
+"""The rules that fuse a gated delta net: a decode layer's into one launch, a prefill's convolution
+into the launches of the rule.
 
-Knows the ops causal_conv, gated_delta_step, gated_norm[_quant] and gdn_decode of docs/graph.md.
-Runs after the quantisers are fused into the norm.
+Knows the ops causal_conv, gated_delta_step, gated_delta_chunk, gated_norm[_quant], gdn_decode and
+gdn_prefill of docs/graph.md. Run after the quantisers are fused into the norm.
 """
 
 import onnx_graphsurgeon as gs
@@ -11,6 +12,7 @@ from spark_engine.builder.graph.nodes import is_op, producer, read_alone
 from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
 
 ROWS = 3  # last operands of a step: slots, starts, counts
+PREFILL_ROWS = 5  # of a prefill: sources and saves too
 
 
 def find_decode(context: RewriteContext, node: gs.Node) -> Match | None:
@@ -35,9 +37,14 @@ def can_fuse(context: RewriteContext, match: Match) -> str | None:
         return alone
     if conv.inputs[0] is not match.root.inputs[1]:
         return f"{conv.name} and {match.root.name} read different projections"
-    if any(a is not b for a, b in zip(conv.inputs[-ROWS:], step.inputs[-ROWS:], strict=True)):
-        return f"{conv.name} and {step.name} read different rows"
-    return None
+    return _other_rows(conv, step, ROWS)
+
+
+def _other_rows(conv: gs.Node, rule: gs.Node, count: int) -> str | None:
+    """Refuses if the last `count` operands are not the same."""
+    if all(a is b for a, b in zip(conv.inputs[-count:], rule.inputs[-count:], strict=True)):
+        return None
+    return f"{conv.name} and {rule.name} read different rows"
 
 
 def fuse_decode(context: RewriteContext, match: Match) -> None:
@@ -60,3 +67,33 @@ def fuse_decode(context: RewriteContext, match: Match) -> None:
 
 
 GDN_DECODE = Rule("gdn_decode", find_decode, can_fuse, fuse_decode)
+
+
+def find_prefill(context: RewriteContext, node: gs.Node) -> Match | None:
+    """gated_delta_chunk(causal_conv(qkvz), ba)."""
+    conv = producer(node.inputs[0]) if is_op(node, "gated_delta_chunk") else None
+    return Match(node, {"conv": conv}) if conv is not None and is_op(conv, "causal_conv") else None
+
+
+def can_fuse_prefill(context: RewriteContext, match: Match) -> str | None:
+    """Refuses if another node reads what the convolution makes, or if the rule reads other rows."""
+    rule, conv = match.root, match.parts["conv"]
+    alone = read_alone(context.graph, (conv.outputs[0],))
+    return alone or _other_rows(conv, rule, PREFILL_ROWS)
+
+
+def fuse_prefill(context: RewriteContext, match: Match) -> None:
+    """gdn_prefill(…) -> o, conv_state', gdn_state', [gdn_ring']; it keeps the rule's name."""
+    rule, conv = match.root, match.parts["conv"]
+    qkvz, conv_weight, conv_state, *_ = conv.inputs
+    _, ba, *rest = rule.inputs
+    o, *states = rule.outputs
+    operands, outputs = [qkvz, ba, conv_weight, conv_state, *rest], [o, conv.outputs[1], *states]
+    attrs = dict(rule.attrs)
+    for node in (rule, conv):
+        detach(node)
+    node = add_node(context.ops, rule.name, "gdn_prefill", operands, outputs, **attrs)
+    context.graph.nodes.append(node)
+
+
+GDN_PREFILL = Rule("gdn_prefill", find_prefill, can_fuse_prefill, fuse_prefill)

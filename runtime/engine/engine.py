@@ -39,7 +39,7 @@ from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import EngineSizes
 from spark_engine.runtime.engine.state import describe
-from spark_engine.runtime.engine.step import Loop, end_event
+from spark_engine.runtime.engine.step import Loop
 from spark_engine.runtime.engine.token_constraint_state import ConstraintState
 from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.executors.executor import Executor
@@ -179,7 +179,7 @@ class Engine:
         else:
             self.scheduler.finish(seq, reason)
             self._loop.keep_ended()
-        self._events.append(end_event(seq, reason))
+        self._events.append(seq.last_event(reason))
         return True
 
     def step(self) -> list[Event]:

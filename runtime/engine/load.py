@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,6 +24,7 @@ from spark_engine.device.host_memory import available_memory
 from spark_engine.device.shared_memory import host_budget
 from spark_engine.device.startup_lock import startup_lock
 from spark_engine.engine_file import (
+    EngineFile,
     EngineFolder,
     EngineHeader,
     open_folder,
@@ -297,17 +300,30 @@ def _load_native(
         if rows:
             shown.say(f"prefix cache: {rows} snapshots of {row / MIB:.1f} MiB")
         table = {**EXECUTORS, NATIVE: engine.open}
-        for bucket in manifest.buckets:
-            executor = _open(folder, bucket, threads, table)
-            undo.callback(executor.close)
-            executors[bucket.family, bucket.rows] = executor
-            mark(f"{bucket.family} {bucket.rows}")
+        with closing(_read_ahead(folder)) as files:
+            for bucket, file in files:
+                executor = _open(folder, bucket, threads, table, file)
+                undo.callback(executor.close)
+                executors[bucket.family, bucket.rows] = executor
+                mark(f"{bucket.family} {bucket.rows}")
         gc.collect()  # here, where weights are still being read
         engine.wait()
         mark("weights")
         undo.pop_all()
     own = {"device_states": engine.states, "table_writer": engine.tables, "clock": engine.clock}
     return _loaded(folder, executors, rows, options.cache_bytes, open_bucket=engine.open, **own)
+
+
+def _read_ahead(folder: EngineFolder) -> Generator[tuple[Bucket, EngineFile]]:
+    """The buckets with their files; a thread reads and hashes one while the last one is opened."""
+    buckets = folder.manifest.buckets
+    with ThreadPoolExecutor(1, "files") as pool:
+        ahead = pool.submit(folder.engine, buckets[0])
+        for bucket, after in zip_longest(buckets, buckets[1:]):
+            file = ahead.result()
+            if after is not None:
+                ahead = pool.submit(folder.engine, after)
+            yield bucket, file
 
 
 @contextmanager
@@ -340,9 +356,13 @@ def _loaded(
 
 
 def _open(
-    folder: EngineFolder, bucket: Bucket, threads: int, table: Mapping[str, OpenExecutor]
+    folder: EngineFolder,
+    bucket: Bucket,
+    threads: int,
+    table: Mapping[str, OpenExecutor],
+    read: EngineFile | None = None,
 ) -> Executor:
-    file = folder.engine(bucket)
+    file = read or folder.engine(bucket)
     header = file.header
     found = (header.family, header.rows, header.tile, header.target)
     if found != (bucket.family, bucket.rows, bucket.tile, folder.manifest.target):

@@ -33,6 +33,7 @@ class Batch:
     from if it is its sequence's first of the launch, and the row that also gets the state after it
     (-1: none). Without them each starts from its slot's. `bound`: the sequences that a mask may
     restrict, or no longer restricts, and the number of the token that each samples, from 0.
+    `known`: rows of a round that repeat a token; all but the last of a sequence emit nothing.
     """
 
     family: str
@@ -44,6 +45,7 @@ class Batch:
     sources: list[int] = field(default_factory=list)
     saves: list[int] = field(default_factory=list)
     bound: list[tuple[Sequence, int]] = field(default_factory=list)
+    known: list[int] = field(default_factory=list)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -98,6 +100,24 @@ class StepPlan:
     preempted: list[Sequence] = field(default_factory=list)
     drain: bool = False
     images: list[tuple[Image, int]] = field(default_factory=list)
+
+
+def round_of(
+    family: str,
+    bucket: int,
+    seqs: list[Sequence],
+    starts: list[int],
+    counts: list[int],
+    bound: Iterable[Sequence],
+) -> Batch:
+    """A batch of decode or verify rows, already counted as launched; `bound` as in `bound_rows`."""
+    rows = enumerate(zip(seqs, starts, strict=True))
+    known = [i for i, (seq, start) in rows if 0 <= start < seq.replay_end]
+    emits = [True] * len(seqs)
+    for i in known:
+        emits[i] = seqs[i].launched >= seqs[i].replay_end
+    rows_bound = bound_rows(seq for seq in bound if seq.launched >= seq.replay_end)
+    return Batch(family, bucket, seqs, starts, counts, emits, bound=rows_bound, known=known)
 
 
 def bound_rows(seqs: Iterable[Sequence]) -> list[tuple[Sequence, int]]:

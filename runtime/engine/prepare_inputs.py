@@ -80,6 +80,8 @@ def write_step_inputs(
     if batch.family != PREFILL:
         by_row[:live] = FROM_STATE
         by_row[live:] = 0
+        for i in batch.known:
+            by_row[i, 0] = batch.seqs[i].tokens[batch.starts[i]]
         return
     by_row.fill(0)
     for i, row in enumerate(batch.rows):

@@ -12,7 +12,8 @@ Knows counts only: slots, pages, bytes, positions. Pure Python without arrays; r
   one round of k drafts, or of none, where a row may have fewer.
 - What a round in flight adds is known as bounds: limits and pages are those of the upper one.
 - A missing page is taken from the last in order, which is swapped out (exact) while the byte budget
-  lasts, and otherwise prefills again later. A waiting request of strictly higher priority may do
+  lasts, and otherwise prefills again later; in an engine with invariant bits its prompt alone does,
+  and decode rows repeat what it had sampled. A waiting request of strictly higher priority may do
   the same to those below it. Drafts take only free pages, and are fewer where none is.
 - Pages that only the prefix cache keeps count as free, and are taken first.
 - A request that waits to resume from a running prefill lets others pass (`prefix_admission`), but
@@ -35,7 +36,7 @@ from itertools import groupby
 
 from spark_engine.errors import CapacityError
 from spark_engine.interface import DECODE, PREFILL, verify_family
-from spark_engine.runtime.engine.plan import FROM_STATE, Batch, Move, StepPlan, bound_rows
+from spark_engine.runtime.engine.plan import FROM_STATE, Batch, Move, StepPlan, bound_rows, round_of
 from spark_engine.runtime.engine.policy.admission import Admission
 from spark_engine.runtime.engine.policy.draft_depth import DraftDepth
 from spark_engine.runtime.engine.policy.image_rows import ImageRows
@@ -271,7 +272,7 @@ class Scheduler:
         self.waiting.come_back(seq)
 
     def _restart(self, seq: Sequence) -> None:
-        seq.restart()
+        seq.restart(same_bits=self.sizes.invariant)
         self.prefix.restart(seq)
         seq.status = Status.WAITING
 
@@ -303,17 +304,16 @@ class Scheduler:
         for seq in seqs:
             seq.last_step = step
         bucket = next(b for b in buckets if b >= live)
-        batch = Batch(family, bucket, seqs, starts, counts, [True] * live)
-        if restricted:
-            batch = replace(batch, bound=bound_rows(seq for seq, _ in restricted))
-        plan.batches.append(batch)
+        bound = (seq for seq, _ in restricted)
+        plan.batches.append(round_of(family, bucket, seqs, starts, counts, bound))
 
     def _offer(self, plan: StepPlan, seqs: list[Sequence], drafts: int) -> list[int]:
         """Tokens of each one's row: the certain one and the drafts that it may verify."""
         counts, size, pages = [], self.sizes.page_size, self.pages
         for seq in seqs:
             at, most = seq.launched, seq.limit - 1  # no position at `most` or beyond is fed
-            own, space = min(drafts, seq.drafts), len(seq.pages) * size - at
+            own = min(drafts, seq.drafts) if at >= seq.replay_end else 0
+            space = len(seq.pages) * size - at
             # The chain that makes the next drafts reads and writes pages after the row's.
             wanted = -(-min(at + 2 * own, most) // size) - len(seq.pages)
             if wanted > 0 and (pages.free or pages.spare):
@@ -372,7 +372,7 @@ class Scheduler:
             batch.seqs.append(seq)
             batch.starts.append(start)
             batch.counts.append(end - start)
-            batch.emits.append(end == seq.prefill_end)
+            batch.emits.append(end >= max(seq.prefill_end, seq.replay_end))
             source, save = self.prefix.tile(seq, end)
             batch.sources.append(source)
             batch.saves.append(save)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from spark_engine.runtime.engine.draft_counts import BySource
-from spark_engine.runtime.engine.request import FinishReason, Request, Status
+from spark_engine.runtime.engine.request import Event, FinishReason, Request, Status
 from spark_engine.runtime.engine.rope_offsets import rope_delta
 from spark_engine.runtime.engine.token_constraint_state import ConstraintState
 
@@ -33,6 +33,7 @@ class Sequence:
     prefill_end: int = field(init=False)  # positions below are prefilled, others decoded one by one
     answer_start: int = field(init=False)  # after the prompt and the forced ids
     rope_delta: int = field(init=False)  # of positions behind its images
+    replay_end: int = 0  # tokens below are known: decode rows up to there repeat what was sampled
     launched: int = 0  # positions below this were given to a launched step, at most
     unverified: int = 0  # how many of them a round in flight may still reject
     held_drafts: int = 0  # that its slot holds for its next round
@@ -107,11 +108,25 @@ class Sequence:
     @property
     def admission_len(self) -> int:
         """Positions that must have pages for it to be admitted: up to its next decode row."""
-        return min(max(self.prefill_end, self.launched) + 1, self.limit - 1)
+        known = max(self.prefill_end, self.replay_end, self.launched)
+        return min(known + 1, self.limit - 1)
 
     def forbids_stop(self, position: int) -> bool:
         """True if `min_tokens` forbids ending with a token at `position`, or it is a forced one."""
         return position - self.answer_start < self.request.params.min_tokens
+
+    @property
+    def ended_by(self) -> FinishReason | None:
+        """The reason to end after its last token, if there is one."""
+        last = len(self.tokens) - 1
+        if self.tokens[last] in self.stop_ids and not self.forbids_stop(last):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.tokens) >= self.limit else None
+
+    def last_event(self, reason: FinishReason, message: str = "") -> Event:
+        """Its last event, where that has no token."""
+        more = self.drafted, self.accepted, self.cached, self.by_source
+        return Event(self.id, None, None, (), reason, message, *more)
 
     def counted(self, position: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The tokens below `position` that its penalties count: of the prompt, and generated."""
@@ -124,7 +139,11 @@ class Sequence:
             known = tuple(token for token in known if token >= 0)
         return known, tuple(self.tokens[prompt:position])
 
-    def restart(self) -> None:
-        """Forgets what was launched: everything known so far becomes prefill."""
+    def restart(self, same_bits: bool = False) -> None:
+        """Forgets what was launched: everything known so far becomes prefill, which rounds
+        differently; with `same_bits` the prompt alone does, and decode rows repeat the rest."""
         self.launched = self.unverified = self.held_drafts = 0
-        self.prefill_end = len(self.tokens)
+        if same_bits:
+            self.replay_end = len(self.tokens)
+        else:
+            self.prefill_end = len(self.tokens)

@@ -167,10 +167,10 @@ class Loop:
         events = []
         for seq in ended.done:
             self.scheduler.finish(seq, FinishReason.STOP)
-            events.append(end_event(seq, FinishReason.STOP))
+            events.append(seq.last_event(FinishReason.STOP))
         for seq, words in ended.failed:
             self.scheduler.finish(seq, FinishReason.ERROR)
-            events.append(end_event(seq, FinishReason.ERROR, words))
+            events.append(seq.last_event(FinishReason.ERROR, words))
         return events
 
     def _find_late(self, plan: StepPlan) -> Batch | None:
@@ -305,7 +305,7 @@ class Loop:
             if not ok:
                 counts.errors += 1
                 self.scheduler.finish(seq, FinishReason.ERROR, sound=False)
-                events.append(end_event(seq, FinishReason.ERROR, "non-finite logits"))
+                events.append(seq.last_event(FinishReason.ERROR, "non-finite logits"))
                 continue
             counts.sampled += 1
             seq.accepted += draft > 0
@@ -314,7 +314,7 @@ class Loop:
             known, reason = seq.tokens, None
             known.append(token)
             if token in seq.stop_ids or len(known) >= seq.limit:
-                reason = end_of(seq)
+                reason = seq.ended_by
                 if reason:
                     self.scheduler.finish(seq, reason)
             if seq.constraint is not None and not reason:
@@ -339,6 +339,8 @@ class Loop:
         if drafts:
             accepted = one.outputs["accepted"][: batch.live].astype(np.int64)
             found = self._apply_verification(batch, accepted)
+        if batch.known:
+            found = _without_known(found, batch)
         if self._most_drafts:
             slots = np.array([seq.slot for seq in batch.seqs])
             matched = one.outputs.get("matched", np.zeros(batch.live))[: batch.live]
@@ -381,17 +383,13 @@ class Loop:
         DraftCounts(counts.drafts_by_position, counts.accepted_by_position).add(offered, kept)
 
 
-def end_of(seq: Sequence) -> FinishReason | None:
-    last = len(seq.tokens) - 1
-    if seq.tokens[last] in seq.stop_ids and not seq.forbids_stop(last):
-        return FinishReason.STOP
-    return FinishReason.LENGTH if len(seq.tokens) >= seq.limit else None
-
-
-def end_event(seq: Sequence, reason: FinishReason, message: str = "") -> Event:
-    """The last event of a sequence that ends without a token."""
-    more = seq.drafted, seq.accepted, seq.cached, seq.by_source
-    return Event(seq.id, None, None, (), reason, message, *more)
+def _without_known(found: _Sampled, batch: Batch) -> _Sampled:
+    """Without what rows sampled again."""
+    again = {seq.id for seq, emit in zip(batch.seqs, batch.emits, strict=True) if not emit}
+    kept = [i for i, seq in enumerate(found.seqs) if seq.id not in again]
+    at = np.arange(found.at.stop) if isinstance(found.at, slice) else found.at
+    drafts = [*found.drafts]
+    return _Sampled([found.seqs[i] for i in kept], at[kept], [drafts[i] for i in kept])
 
 
 def _top(ids: Array, values: Array, row: int, count: int) -> tuple[tuple[int, float], ...]:

@@ -185,20 +185,19 @@ class NativeExecutor:
         self.gpu.use()
         program, values = self._read(payload)
         kernels = [self._engine.function(kernel) for kernel in program.kernels]
-        masks = {id(arg) for arg in program.operands if arg == MASKS}
+        masks = {i for i, operand in enumerate(program.operands) if operand == MASKS}
+        packed = self.gpu.pack(values, program.kinds, [r.args for r in program.launches])
         queued, fitting = [], set[tuple[int, Shape]]()
-        for record in program.launches:
+        for record, args in zip(program.launches, packed, strict=True):
             function, symbol = kernels[record.kernel], program.kernels[record.kernel].symbol
-            operands = tuple(map(id, record.args))
-            args = tuple(map(values.__getitem__, operands))
             if function is None:
-                queue = self._engine.call(symbol, args)
+                queue = self._engine.call(symbol, [values[i] for i in record.args])
             else:
                 if record.resident and (record.kernel, record.shape) not in fitting:
                     self._check_resident(function, symbol, record)
                     fitting.add((record.kernel, record.shape))
                 queue = self.gpu.prepare(function, record.shape, args)
-            reads_masks = not masks.isdisjoint(operands)
+            reads_masks = not masks.isdisjoint(record.args)
             queued.append(QueuedLaunch(record.node, symbol, queue, reads_masks))
         return queued
 
@@ -294,11 +293,11 @@ class NativeExecutor:
                     "rebuild the engine with spark-build"
                 )
 
-    def _read(self, payload: bytes) -> tuple[Program, dict[int, int | float]]:
-        """The payload's program, and the value of each operand by its `id`."""
+    def _read(self, payload: bytes) -> tuple[Program, list[int | float]]:
+        """The payload's program, and the values of its operands."""
         try:
             program = Program.read(payload, places=False)
-            values = {id(arg): self._value(arg) for arg in program.operands}
+            values = [self._value(operand) for operand in program.operands]
         except (KeyError, ValueError) as error:
             raise EngineError(
                 f"the {self._label} bucket's launches cannot be read ({error!r}); rebuild the "

@@ -5,11 +5,11 @@ Knows the byte format and rejects invalid launches; knows no device and no addre
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -63,12 +63,13 @@ Operand = MemoryOperand | ScalarOperand | RankOperand
 
 
 class LaunchRecord(NamedTuple):
-    """One launch: the graph's node, the kernel's index, the launch geometry and the operands."""
+    """One launch: the graph's node, the kernel's index, the launch geometry, without kinds, and the
+    indices of the operands."""
 
     node: str
     kernel: int
     shape: Shape
-    args: tuple[Operand, ...]
+    args: list[int]
     resident: bool
 
 
@@ -78,7 +79,7 @@ class Program:
     `symmetric_bytes` is at the same offset in every rank.
 
     `places`: memory of the tensors between nodes, for callers that run single nodes. `operands`:
-    those of the launches, each once; equal ones are one object.
+    those of the launches, each once; `kinds`: theirs, as `Shape.kinds` has them.
     """
 
     kernels: tuple[KernelEntry, ...]
@@ -88,6 +89,7 @@ class Program:
     places: Mapping[str, MemoryOperand]
     symmetric_bytes: int = 0
     operands: tuple[Operand, ...] = ()
+    kinds: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, payload: bytes, places: bool = True) -> Program:
@@ -102,16 +104,22 @@ class Program:
         if ends[-1] != len(payload):
             raise ValueError(f"{ends[-1]} bytes of payload expected, {len(payload)} found")
         cubins = [payload[start:end] for start, end in pairwise(ends)]
-        kernels = (_kernel(row, cubins) for row in body.kernels)
-        operands = _Operands({kind: getattr(body, f"{kind}_bytes") for kind in _BY_OFFSET})
+        kernels = tuple(_kernel(row, cubins) for row in body.kernels)
+        sizes = {kind: getattr(body, f"{kind}_bytes") for kind in _BY_OFFSET}
+        found = [_operand(arg) for arg in body.operands]
+        operands = tuple(operand for operand, _ in found)
+        named = body.places.items() if isinstance(body, _Whole) else ()
+        at = {name: _place(arg) for name, arg in named}
+        for operand in (*operands, *at.values()):
+            _check_inside(operand, sizes)
         for row in body.launches:
             _pick(body.kernels, row.kernel)
-        launches = tuple(map(operands.record, body.launches))
-        found = tuple(operand for operand, _ in operands.known.values())
-        named = body.places.items() if isinstance(body, _Whole) else ()
-        at = {name: operands.place(arg) for name, arg in named}
+            if row.args:
+                _pick(operands, max(row.args))
+        launches = tuple(map(_record, body.launches))
         scratch = body.arena_bytes, body.zeroed_bytes
-        return cls(tuple(kernels), launches, *scratch, at, body.symmetric_bytes, found)
+        kinds = tuple(kind for _, kind in found)
+        return cls(kernels, launches, *scratch, at, body.symmetric_bytes, operands, kinds)
 
 
 class _KernelRow(msgspec.Struct):
@@ -129,7 +137,7 @@ class _LaunchRow(msgspec.Struct):
     shared: Shared
     pdl: bool
     resident: bool
-    args: list[Arg]
+    args: list[Natural]
 
 
 class _Body(msgspec.Struct):
@@ -138,6 +146,7 @@ class _Body(msgspec.Struct):
     cubins: list[Natural]
     kernels: list[_KernelRow]
     launches: list[_LaunchRow]
+    operands: list[Arg]
     symmetric_bytes: Natural = 0
 
 
@@ -160,38 +169,25 @@ def _kernel(row: _KernelRow, cubins: list[bytes]) -> KernelEntry:
     return KernelEntry(cubin, row.symbol, row.shared)
 
 
-class _Operands:
-    """The operands and shapes of one program, within memory of these `sizes`; equal ones are one
-    object, since most of a bucket's thousands occur several times."""
+def _record(row: _LaunchRow) -> LaunchRecord:
+    shape = Shape(row.grid, row.block, (), row.shared, row.cluster, row.pdl)
+    return LaunchRecord(row.node, row.kernel, shape, row.args, row.resident)
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        self._sizes = sizes
-        self.known: dict[Arg, tuple[Operand, str]] = {}  # with its kind
-        self._shapes: dict[tuple[Any, ...], Shape] = {}
 
-    def record(self, row: _LaunchRow) -> LaunchRecord:
-        known = self.known
-        found = [known.get(arg) or self._find(arg) for arg in row.args]
-        args, kinds = zip(*found, strict=True) if found else ((), ())
-        key = (row.grid, row.block, kinds, row.shared, row.cluster, row.pdl)
-        shape = self._shapes.get(key) or self._shapes.setdefault(key, Shape(*key))
-        return LaunchRecord(row.node, row.kernel, shape, args, row.resident)
+def _check_inside(operand: Operand, sizes: Mapping[str, int]) -> None:
+    if isinstance(operand, MemoryOperand) and operand.kind in _BY_OFFSET:
+        first, size = operand.offset, sizes[operand.kind]
+        end = first + operand.nbytes
+        if not 0 <= first <= end <= size:
+            where = f"{first}:{end} of {size} bytes"
+            raise ValueError(f"an operand is at {where} of the {operand.kind} memory")
 
-    def _find(self, arg: Arg) -> tuple[Operand, str]:
-        found = self.known[arg] = operand, _ = _operand(arg)
-        if isinstance(operand, MemoryOperand) and operand.kind in _BY_OFFSET:
-            first, size = operand.offset, self._sizes[operand.kind]
-            end = first + operand.nbytes
-            if not 0 <= first <= end <= size:
-                where = f"{first}:{end} of {size} bytes"
-                raise ValueError(f"an operand is at {where} of the {operand.kind} memory")
-        return found
 
-    def place(self, arg: Arg) -> MemoryOperand:
-        place, _ = self.known.get(arg) or self._find(arg)
-        if not isinstance(place, MemoryOperand):
-            raise ValueError(f"{arg!r} is not a memory operand")
-        return place
+def _place(arg: Arg) -> MemoryOperand:
+    place, _ = _operand(arg)
+    if not isinstance(place, MemoryOperand):
+        raise ValueError(f"{arg!r} is not a memory operand")
+    return place
 
 
 @lru_cache(1 << 16)  # most are the same in all buckets of an engine
@@ -219,7 +215,7 @@ def _are_ints(*values: object) -> bool:
     return all(type(value) is int for value in values)
 
 
-def _pick(rows: list[T], index: int) -> T:
+def _pick(rows: Sequence[T], index: int) -> T:
     if index >= len(rows):
         raise ValueError(f"index {index} is outside {len(rows)} rows")
     return rows[index]

@@ -61,15 +61,13 @@ class Upload:
         self._copying = self._pool.submit(self._run)
 
     def _start(self, lanes: int, slots: int) -> subprocess.Popen[bytes]:
-        """The process, with memory of so many slots and with pipes."""
+        """The process, with memory of so many slots and with pipes; it reads the first pieces while
+        the memory is page-locked."""
         with ExitStack() as passed:  # the process has its own
             memory = os.memfd_create("weights")
             passed.callback(os.close, memory)
             os.ftruncate(memory, slots * PIECE)
             self._slots = np.frombuffer(mmap.mmap(memory, 0), np.uint8).reshape(slots, PIECE)
-            self._own.pin(self._slots)
-            self._stream = self._own.stream()
-            self._copied = [self._own.event() for _ in range(slots)]
             free, self._free = os.pipe()
             self._ready, ready = os.pipe()
             for mine, other in ((self._free, free), (self._ready, ready)):
@@ -78,7 +76,12 @@ class Upload:
             os.write(self._free, bytes(range(slots)))
             numbers = self._chunk, PIECE, lanes, int(self._gpu.integrated), memory, free, ready
             script = [sys.executable, "-I", "-S", str(read_process.__file__), str(self._path)]
-            return subprocess.Popen([*script, *map(str, numbers)], pass_fds=(memory, free, ready))
+            reader = subprocess.Popen([*script, *map(str, numbers)], pass_fds=(memory, free, ready))
+        self._own.finally_(partial(_end, reader))
+        self._own.pin(self._slots)
+        self._stream = self._own.stream()
+        self._copied = [self._own.event() for _ in range(slots)]
+        return reader
 
     def wait(self) -> int:
         """Returns the address once all bytes are there. Raises what `check` raised, and EngineError
@@ -94,8 +97,7 @@ class Upload:
 
     def close(self) -> None:
         """Ends the process and the thread. May be called twice."""
-        self._reader.kill()  # then the thread finds the end of its pipe
-        self._reader.wait()
+        _end(self._reader)  # then the thread finds the end of its pipe
         self._pool.shutdown()
         self._own.close()
 
@@ -140,3 +142,8 @@ class Upload:
         self._gpu.upload(self.address + at, self._slots[slot, :count], self._stream)
         if end == last:
             self._check(index, digest.hex())
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()

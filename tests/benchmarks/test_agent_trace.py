@@ -97,7 +97,7 @@ def test_the_native_graph_has_a_launch_before_each_choice(monkeypatch: pytest.Mo
 
     class Record:
         def __init__(self, place: int) -> None:
-            self.args = (MemoryOperand("arena", offset=place),)
+            self.args = [place]
 
     class Executor:
         gpu = Gpu()
@@ -110,7 +110,9 @@ def test_the_native_graph_has_a_launch_before_each_choice(monkeypatch: pytest.Mo
             return [QueuedLaunch(n, n, print, n == "sample") for n in names]
 
     made: list[QueuedLaunch] = []
-    program = type("P", (), {"launches": [Record(i) for i in range(len(names))]})
+    operands = [MemoryOperand("arena", offset=i) for i in range(len(names))]
+    launches = [Record(i) for i in range(len(names))]
+    program = type("P", (), {"launches": launches, "operands": operands})
     monkeypatch.setattr(scripted.Program, "read", lambda payload: program)
     monkeypatch.setattr(scripted, "DeviceResources", Held)
     monkeypatch.setattr(scripted, "_compiled", lambda gpu: "say")

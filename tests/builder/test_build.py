@@ -102,6 +102,7 @@ def test_fusions_of_every_format(tmp_path: Path, format: str, moe: bool) -> None
         decode = family == "decode"
         assert rewritten.counts == expected | {
             "gdn_decode": 3 * decode,
+            "gdn_prefill": 3 * (not decode),
             "attention_decode": int(decode),
             "moe_norm": 3 * moe,  # the last layer's sum meets last_rows first
         }
@@ -112,9 +113,8 @@ def test_fusions_of_every_format(tmp_path: Path, format: str, moe: bool) -> None
         layers = launches_per_layer(graph.graph)
         mlp = 3 if moe else 4  # norm, router, experts; or norm, gate_up, act, down
         # the last layer ends in an Add: its sum meets last_rows before the final norm
-        linear = (
-            5 + apart if decode else 7
-        ) + mlp  # conv, delta rule and gated norm are one launch
+        # the delta net: of a decode in one launch, of a prefill its convolution and rule
+        linear = (5 + apart if decode else 6) + mlp
         full = (5 + apart if decode else 6) + mlp  # attention and its gate are one launch
         if moe:  # experts and the next layer's norm are one launch, named after the norm
             assert layers == {0: linear - 1, 1: linear - 1, 2: linear - 1, 3: full}

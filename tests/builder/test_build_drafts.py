@@ -47,6 +47,7 @@ def test_fusions_of_every_family(tmp_path: Path, format: str, moe: bool) -> None
         apart = format == "ct_fp8_channel" and not prefill  # heads do not know a token's scale
         assert done.refusals == () and alone == [{"by_token": 1}] * 4 * apart
         assert counts["gdn_decode"] == 3 * (not prefill)
+        assert counts["gdn_prefill"] == 3 * prefill
         assert counts["attention_decode"] == (not prefill) * (1 + drafts)
         # k and v of the fill; q, k and v, and a dense MLP's gate and up, of each draft.
         assert counts["merge_projections"] == 12 + 2 * drafts

@@ -3,6 +3,7 @@
 Items 4, 5 and 11 of the hazards.
 """
 
+import ctypes
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,27 @@ def test_the_number_of_blocks_that_fit_is_the_drivers(monkeypatch: pytest.Monkey
     assert gpu.resident_blocks("kernel", single) == 150
     clusters = Shape((400, 1, 1), (32, 8, 1), (), 5000, (2, 2, 1))
     assert gpu.resident_blocks("kernel", clusters) == 28
+
+
+def test_packed_arguments_are_addresses_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a launch gets is what ctypes would make of each value; a value is there once."""
+    driver = FakeDriver()
+    use(monkeypatch, driver)
+    values = [(1 << 63) + 5, -7, -(1 << 40), 0.1, 3]
+    kinds = ["address", "i32", "i64", "f32", "i32"]
+    uses = [[4, 0, 1, 2, 3], [], [1, 1, 0]]
+    gpu = device.Gpu()
+    shape = Shape((1, 1, 1), (1, 1, 1), ())
+    queues = [gpu.prepare("kernel", shape, args) for args in gpu.pack(values, kinds, uses)]
+    for queue in queues:
+        queue()
+    types = {"address": ctypes.c_uint64, "i32": ctypes.c_int32, "i64": ctypes.c_int64}
+    types |= {"f32": ctypes.c_float}
+    given = [call[3] for call in driver.asked if call[0] == "cuLaunchKernelEx"]
+    for use_, pointers in zip(uses, given, strict=True):
+        found = [types[kinds[i]].from_address(p).value for i, p in zip(use_, pointers, strict=True)]
+        assert found == [types[kinds[i]](values[i]).value for i in use_]
+    assert given[2][0] == given[2][1] == given[0][2] and given[2][2] == given[0][1]
 
 
 NONE: Counter[str] = Counter()

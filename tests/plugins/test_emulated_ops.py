@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
 BF16 = DType.BF16.numpy
 BLOCKS = ("block_rows", "block_conv", "top_ids", "draft_path", "block_attention")
 IDS = ("store_ids", "match_drafts")
+CONVOLUTION = "causal_conv"
 VISION = ("vision_patches", "layer_norm", "store_rows")
 QUANTISERS = ("fp8_quant", "norm_quant", "act_quant", "gated_norm_quant", "moe_norm_quant")
 
@@ -27,7 +28,7 @@ def _tried(op: Op, case: Case) -> bool:
         return "images" in case.label
     if op.name in QUANTISERS:
         return bool(case.attrs.get("quant") in BY_TOKEN or case.attrs.get("by_token"))
-    return op.name in (*BLOCKS, *IDS, *VISION) and not case.bench
+    return op.name in (CONVOLUTION, *BLOCKS, *IDS, *VISION) and not case.bench
 
 
 def _cases() -> list[object]:
@@ -48,12 +49,13 @@ def test_an_op_equals_its_reference(op: Op, case: Case, cache: Path) -> None:
     first, other = (next(cuda_node.planned(op, case, target)) for target in (GB10, H200))
     clusters = first.plan != other.plan and len(op.cuda.tactics) == 1
     want = op.reference(case.attrs, tuple(a.copy() for a in arrays))
-    got = list(emulated.results(op, first.tactic.name, case.attrs, arrays, GB10, cache))
+    runs = [emulated.results(op, first.tactic.name, case.attrs, arrays, GB10, cache)]
     if clusters:
-        got += emulated.results(op, other.tactic.name, case.attrs, arrays, H200, cache)
-    for outputs in (got, want) if case.ignore is not None else ():
-        case.ignore(outputs)  # type: ignore[misc]
-    for i, (ours, theirs) in enumerate(zip(got, want * (1 + clusters), strict=True)):
+        runs.append(emulated.results(op, other.tactic.name, case.attrs, arrays, H200, cache))
+    for outputs in (*runs, want) if case.ignore is not None else ():
+        case.ignore(tuple(outputs))  # type: ignore[misc]
+    got = [output for outputs in runs for output in outputs]
+    for i, (ours, theirs) in enumerate(zip(got, want * len(runs), strict=True)):
         limits, label = op.tolerance(case.attrs), f"{case.label} output {i}"
         cuda_node.compare(label, ours, theirs, limits, False)
         assert op.name not in ("embed", "store_rows") or ours.tobytes() == theirs.tobytes()

@@ -151,6 +151,8 @@ class FakeStates(HostStates):
 class FakeExecutor:
     """One bucket. `poison_rate` n makes about every n-th answer non-finite (0: none)."""
 
+    prefill_mark = 0  # of what prefill writes: other bits than those of decode
+
     def __init__(
         self, limits: Limits, family: str, rows: int, device: Device, poison_rate: int = 0
     ) -> None:
@@ -254,12 +256,16 @@ class FakeExecutor:
         b["top_logprobs"][at] = -np.arange(self._limits.top_logprobs) - answer % 7
         return token
 
+    @property
+    def _mark(self) -> int:
+        return self.prefill_mark if self._family == PREFILL else 0
+
     def _write(
         self, b: Mapping[str, Array], slot: int, start: int, ids: list[int], turns: Array
     ) -> None:
         self._append(b, "layers.1.k_pages", slot, start, ids, turns)
         state = int(b["layers.0.gdn_state"][slot, 0])
-        for position, token in enumerate(ids, start):
+        for position, token in enumerate(ids, start + self._mark):
             state = _advance(state, token, position)
         b["layers.0.gdn_state"][slot, 0] = state
         recent = [*b["layers.0.conv_state"][slot].tolist(), *ids]
@@ -270,7 +276,7 @@ class FakeExecutor:
         self, b: Mapping[str, Array], name: str, slot: int, start: int, ids: list[int], turns: Array
     ) -> None:
         at = np.arange(start, start + len(ids))
-        b[name][self._places(b, slot, at)] = np.stack([ids, at + turns[: len(ids)]], 1)
+        b[name][self._places(b, slot, at)] = np.stack([ids, at + turns[: len(ids)] + self._mark], 1)
 
     def _count(self, b: Mapping[str, Array], slot: int, start: int, ids: list[int]) -> None:
         token_counts, prompt = b["token_counts"][slot], int(b["prompt_lens"][slot])
@@ -415,7 +421,8 @@ class DraftingExecutor(FakeExecutor):
         prompt, pasts = int(b["prompt_lens"][slot]), []
         for j, token in enumerate(ids):
             position = start + j
-            state, recent = _advance(state, token, position), [*recent[1:], token]
+            state = _advance(state, token, position + self._mark)
+            recent = [*recent[1:], token]
             if counts.size and token < VOCAB:
                 counts = counts.copy()
                 counts[token] = counts[token] | 1 if position < prompt else counts[token] + 2
@@ -569,21 +576,22 @@ def build_fake(
     lazy: bool = True,
     poison_rate: int = 0,
     listed: int = VOCAB,
+    invariant: bool = False,
 ) -> Loaded:
     """An engine of fakes that share one device; rounds of drafts have the buckets of decode, and
-    draft from so many of the ids."""
+    draft from so many of the ids. `invariant`: prefill rounds unlike decode."""
     device = Device(lazy=lazy)
     device.store = FakeStates(fake_states(limits), device)
     kind = DraftingExecutor if limits.drafts else FakeExecutor
     keys = [(f, n) for f in families(limits.drafts) for n in (prefill if f == PREFILL else decode)]
     executors: dict[BucketKey, Any] = {k: kind(limits, *k, device, poison_rate) for k in keys}
-    for one in executors.values() if limits.drafts else ():
-        one.listed = listed
+    for one in executors.values():
+        one.listed, one.prefill_mark = listed, invariant << 20
     states, vision = fake_states(limits), VISION_INFO if limits.image_rows else None
     for rows in TOWERS if limits.image_rows else ():
         executors[VISION, rows] = TowerExecutor(limits, rows, device)
     own = (limits, EOS, states, tables(limits), executors)
-    return Loaded(*own, device_states=device.store, vision=vision)
+    return Loaded(*own, device_states=device.store, vision=vision, invariant=invariant)
 
 
 def poison_free(engine: Engine) -> None:

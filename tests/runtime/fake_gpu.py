@@ -165,6 +165,12 @@ class FakeGpu:
     def resident_blocks(self, function: str, shape: Shape) -> int:
         return self.per_multiprocessor * self.multiprocessors
 
+    def pack(
+        self, values: Sequence[int], kinds: Sequence[str], uses: Sequence[Sequence[int]]
+    ) -> list[tuple[int, ...]]:
+        assert len(kinds) == len(values)
+        return [tuple(values[i] for i in one) for one in uses]
+
     def prepare(self, function: str, shape: Shape, args: Sequence[int]) -> Callable[[], None]:
         def run() -> None:
             self.kernels[function](self, *args)

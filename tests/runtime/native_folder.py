@@ -56,7 +56,7 @@ def body(rows: int) -> dict[str, Any]:
         args += [[kind, name], ["i32", specs[name]]]
     args += [["state", "token_counts"], ["i32", STATES[1].spec.nbytes]]
     shape = {"block": [128, 1, 1], "cluster": [1, 1, 1], "shared": 0, "pdl": True}
-    return {
+    return tabled({
         "arena_bytes": ARENA,
         "zeroed_bytes": 512 if rows == 4 else 256,
         "cubins": [5],
@@ -67,7 +67,17 @@ def body(rows: int) -> dict[str, Any]:
             {"node": "fix-up", "kernel": 1, "grid": [131, 1, 1], "resident": True, **shape,
              "args": [["weight", "w"], ["i32", 8]]},
         ],
-    }  # fmt: skip
+    })  # fmt: skip
+
+
+def tabled(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A payload's body, where launches have operands for the numbers of a file."""
+    known: dict[str, int] = {}
+    launches = [
+        {**launch, "args": [known.setdefault(json.dumps(a), len(known)) for a in launch["args"]]}
+        for launch in row["launches"]
+    ]
+    return {**row, "launches": launches, "operands": [json.loads(text) for text in known]}
 
 
 def encode(row: Mapping[str, Any]) -> bytes:

@@ -130,8 +130,7 @@ def _write(folder: Path, nbytes: int) -> None:
 def _touching_little(rows: int) -> Mapping[str, Any]:
     """A bucket's launches; a kernel gets a size as an i32, and these weights are larger."""
     body = toy.body(rows)
-    weight = body["launches"][0]["args"].index(["weight", "w"])
-    body["launches"][0]["args"][weight + 1] = ["i32", 64]
+    body["operands"][body["operands"].index(["weight", "w"]) + 1] = ["i32", 64]
     return body
 
 

@@ -108,6 +108,9 @@ DEVICE u32 load_shared4(Address from) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(shared_address(from)));
   return v;
 }
+DEVICE void store_shared4(u32 to, u32 a) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(a) : "memory");
+}
 DEVICE void store_shared16(u32 to, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
@@ -235,6 +238,10 @@ DEVICE void meet_named(u32 name, u32 threads) {
 DEVICE void meet(u32 name, u32 threads) {
   if constexpr (FOLLOWED) meet_named<0>(name, threads);
   else asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+// Counts as one of those that meet, and does not wait.
+DEVICE void pass(u32 name, u32 threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 // More or fewer registers for a warpgroup; the kernel needs launch bounds that cap them, and the
 // block's sum may not exceed that at entry.

@@ -1,8 +1,5 @@
 """The CUDA side of `causal_conv`: one launch for either tile; the state is updated in place."""
 
-from functools import partial
-
-from spark_engine.interface import PREFILL_TILE
 from spark_engine.kernel import Plan
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.tensors import DType
@@ -23,17 +20,7 @@ def refuse(node: Node) -> str | None:
     return None
 
 
-def refuse_words(node: Node) -> str | None:
-    """Refuses what is not a prefill of bf16 with rows that begin at whole 8 bytes."""
-    x, tile = node["x"], node.number("tile")
-    if tile != PREFILL_TILE:
-        return f"tiles of {tile} tokens; those of a prefill are served"
-    if x.dtype is not DType.BF16 or node.dim("X") % 4:
-        return f"x is {x}; bf16 and a multiple of 4 columns are served"
-    return refuse(node)
-
-
-def plan(node: Node, words: bool = False) -> Plan:
+def plan(node: Node) -> Plan:
     """Blocks of channels x rows x segments of a tile."""
     rows, tile = node.dim("rows"), node.number("tile")
     width, channels, taps = node.shape("X", "C", "K")
@@ -46,8 +33,6 @@ def plan(node: Node, words: bool = False) -> Plan:
         "TAPS": taps,
         "TILE": tile,
     }
-    if words:
-        macros["WORDS"] = 1
     if tile == 1 and not macros["DRAFTS"] and not node.target.large_shared:
         macros["BLOCKS"] = 9  # a multiprocessor: ten leave too few registers there
     grid = (-(-channels // CHANNELS), rows, tile // segment)
@@ -63,8 +48,4 @@ def cost(node: Node) -> float:
 
 
 SOURCE = "delta_rule/causal_conv_fma.cu"
-CANDIDATES = (
-    Candidate("segments", SOURCE, plan, cost, refuse, why="widths that are no multiples of words"),
-    # 0.84 to 0.86 of the other's time on an H200
-    Candidate("words", SOURCE, partial(plan, words=True), lambda n: 0.85 * cost(n), refuse_words),
-)
+CANDIDATES = (Candidate("segments", SOURCE, plan, cost, refuse),)

@@ -145,7 +145,7 @@ class PrefixAdmission:
         if not self.on or seq.status is Status.SWAPPED:
             return NO_HIT
         use = self._uses[seq.id]
-        if len(seq.tokens) > seq.prompt_len:  # it was preempted
+        if seq.prefill_end > seq.prompt_len:  # it was preempted
             use.names = self.names_of(seq, use.names)
         hit = self._match(seq, use)
         use.leader, use.leader_end = self._leader(seq, hit, running)
@@ -159,9 +159,9 @@ class PrefixAdmission:
 
     def _match(self, seq: Sequence, use: PrefixUse) -> Hit:
         """The cache's best hit; looked up again only where something changed."""
-        known, key = self._last, (seq.id, len(seq.tokens), self.cache.version)
+        known, key = self._last, (seq.id, seq.prefill_end, self.cache.version)
         if known is None or known[0] != key:
-            salt, most = seq.request.salt, len(seq.tokens) - 1
+            salt, most = seq.request.salt, seq.prefill_end - 1
             hit = self.cache.match(seq.content, use.names, most, salt=salt)
             self._last = known = key, hit
         return known[1]
@@ -210,7 +210,7 @@ class PrefixAdmission:
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
-        position = min(low * self.sizes.page_size, len(seq.tokens) - 1)
+        position = min(low * self.sizes.page_size, seq.prefill_end - 1)
         return self._tile_end(ahead.grid, position)
 
     def _tile_end(self, grid: int, position: int) -> int:

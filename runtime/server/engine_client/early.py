@@ -1,18 +1,23 @@
 """An engine process that is started before its orders are known, and imports its modules meanwhile.
 
-Both ends of that: the command line, which starts it first, and the process. Knows pipes and no
-option; imports nothing of the package.
+Both ends of that: the command line, which starts it first, and the process, which opens the first
+GPU in a thread while it imports. Knows pipes and no option; nothing of the package is imported
+before that thread runs.
 """
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
 
 # -P: `python -m` would search the current folder first, and a clone's root has a `spark_engine`
 # without the other packages
 WORKER = (sys.executable, "-P", "-m", "spark_engine.runtime.server.engine_client.worker")
+EARLY = (*WORKER[:-1], "spark_engine.runtime.server.engine_client.early")
 
 
 def spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -25,7 +30,7 @@ class EarlyProcess:
     """One engine process without orders: a line of its standard input, once."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = spawn(WORKER)
+        self._process: subprocess.Popen[bytes] | None = spawn(EARLY)
 
     def take(self, arguments: Sequence[str]) -> subprocess.Popen[bytes] | None:
         """The process, to which the arguments and this environment are sent; None where it has
@@ -61,3 +66,36 @@ def read_orders() -> list[str]:
     os.environ.update(environment)
     arguments: list[str] = given
     return arguments
+
+
+def _open_gpu(close: list[Callable[[], None]]) -> None:
+    """Opens the driver and a context, which take 0.2 s and which the engine then finds; adds what
+    closes the context."""
+    with suppress(Exception):  # no GPU: the engine says why
+        close.append(import_module("spark_engine.device.cuda_driver").hold_context())
+
+
+def main() -> int:
+    """`python -m spark_engine.runtime.server.engine_client.early`: then `worker.main`."""
+    close: list[Callable[[], None]] = []
+    opening = threading.Thread(target=_open_gpu, args=(close,))
+    opening.start()
+    # imported here: the thread runs
+    from pathlib import Path
+
+    from spark_engine.engine_file import read_manifest
+    from spark_engine.runtime.engine.detect import needs_gpu
+    from spark_engine.runtime.server.engine_client import worker
+
+    with suppress(Exception):  # an engine on the CPU needs none of it
+        import_module("spark_engine.runtime.executors.native")
+    opening.join()
+    orders = read_orders()
+    with suppress(Exception):  # the worker refuses the folder
+        if close and not needs_gpu(read_manifest(Path(orders[0])).target):
+            close.pop()()
+    return worker.main(orders)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

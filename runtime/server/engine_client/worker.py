@@ -15,7 +15,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import msgspec
@@ -25,13 +24,11 @@ from spark_engine.command import BUG, USER
 from spark_engine.engine_file import TOKENIZER, has_text
 from spark_engine.errors import CapacityError, EngineError, RequestError, UserError
 from spark_engine.progress import Progress
-from spark_engine.runtime.engine.detect import runnable_targets
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event
 from spark_engine.runtime.engine.trace import ENGINE, NoTrace, trace_of
 from spark_engine.runtime.server.engine_client import ipc
 from spark_engine.runtime.server.engine_client.dumps import ASK, STACKS, STATE, BlackBox
-from spark_engine.runtime.server.engine_client.early import read_orders
 from spark_engine.runtime.server.engine_client.engine_folder import read_info
 from spark_engine.runtime.server.engine_client.heap import trimmed_heap
 from spark_engine.runtime.server.engine_client.memory_watch import MemoryWatch, watch_memory
@@ -208,21 +205,12 @@ def _replaced(folder: Path, build: str) -> Replaced | None:
     return Replaced(f"{folder} was built again, or moved, while it was being loaded: start again")
 
 
-def _wait() -> list[str]:
-    """The arguments; before they come what a GPU's engine needs is imported, and the driver opened,
-    which the engine does again where that fails."""
-    with contextlib.suppress(Exception):
-        import_module("spark_engine.runtime.executors.native")
-        runnable_targets(())
-    return read_orders()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """`python -m spark_engine.runtime.server.engine_client.worker ENGINE OPTIONS ADDRESS`.
 
-    OPTIONS are the EngineOptions as JSON. Without arguments it is an early process (`early.py`).
+    OPTIONS are the EngineOptions as JSON.
     """
-    folder, given, address = (sys.argv[1:] if arguments is None else arguments) or _wait()
+    folder, given, address = sys.argv[1:] if arguments is None else arguments
     options = msgspec.json.decode(given, type=EngineOptions)
     trace = trace_of(options.profile, ENGINE, first=False)  # the HTTP process is
     return serve(address, lambda: open_engine(Path(folder), options, trace), trace.save)

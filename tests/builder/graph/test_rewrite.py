@@ -405,24 +405,24 @@ def test_attention_that_stays_apart(why: str) -> None:
     assert [r.reason for r in done.refusals if r.rule == "attention_decode"] == want
 
 
-def delta_bench(why: str = "") -> tuple[Bench, list[gs.Tensor]]:
-    """A decode layer's convolution, step and norm, with one thing amiss; and its results."""
-    b, value = Bench(), 2 * 32
-    slots, starts, counts, other = (
-        variable(TensorSpec(n, DType.I32, ("tokens",))) for n in ("slots", "starts", "counts", "o")
-    )
+def delta_bench(why: str = "", tile: int = 1) -> tuple[Bench, list[gs.Tensor]]:
+    """A layer's convolution, rule and norm, with one thing amiss; and its results."""
+    b, value, unit = Bench(), 2 * 32, "tokens" if tile == 1 else "rows"
+    names = ("slots", "starts", "counts", "sources", "saves")[: 3 if tile == 1 else 5]
+    *rows, other = (variable(TensorSpec(n, DType.I32, (unit,))) for n in (*names, "o"))
     conv_state = variable(TensorSpec("conv_state", DType.F32, (5, 3, 3 * value)))
     state = variable(TensorSpec("gdn_state", DType.F32, (5, 2, 32, 32)))
-    b.context.graph.inputs += [slots, starts, counts, other, conv_state, state]
+    b.context.graph.inputs += [*rows, other, conv_state, state]
     qkvz, ba = b.input("qkvz", 4 * value), b.input("ba", 4)
     kernel = b.weight("conv.weight", DType.F32, 3 * value, 4)
-    rows = [slots, starts, counts]
-    mixed, conv_out = b.op("causal_conv", [qkvz, kernel, conv_state, *rows], "c", "c.out", tile=1)
+    operands = [qkvz, kernel, conv_state, *rows]
+    mixed, conv_out = b.op("causal_conv", operands, "c", "c.out", tile=tile)
     decay = [b.weight(n, DType.F32, 2) for n in ("A_log", "dt_bias")]
-    heads = {"key_heads": 2, "value_heads": 2, "key_dim": 32, "value_dim": 32, "tile": 1, "ring": 0}
-    seen = [slots, starts, other] if why == "other rows" else rows
+    heads = {"key_heads": 2, "value_heads": 2, "key_dim": 32, "value_dim": 32, "ring": 0}
+    seen = [*rows[:-1], other] if why == "other rows" else rows
     operands = [mixed, ba, *decay, state, *seen]
-    o, state_out = b.op("gated_delta_step", operands, "o_", "state.out", **heads)
+    kind = "step" if tile == 1 else "chunk"
+    o, state_out = b.op(f"gated_delta_{kind}", operands, "o_", "state.out", **heads, tile=tile)
     gates = b.input("other_qkvz", 4 * value) if why == "another projection" else qkvz
     norm = {"eps": 1e-6, "heads": 2, "offset": 3 * value}
     y = b.op("gated_norm", [o, gates, b.weight("n", DType.F32, 32)], "y", **norm)
@@ -444,3 +444,19 @@ def test_a_delta_net_that_stays_apart(why: str, reason: str) -> None:
     done = b.done(*results)
     assert done.counts["gdn_decode"] == 0 and b.ops["gated_norm"] == 1
     assert [r.reason for r in done.refusals if r.rule == "gdn_decode"] == [reason]
+
+
+@pytest.mark.parametrize(
+    ("why", "reasons"),
+    [
+        ("", []),
+        ("convolution read", ["c is also read alone"]),
+        ("other rows", ["c and o_ read different rows"]),
+    ],
+)
+def test_a_prefill_takes_its_convolution(why: str, reasons: list[str]) -> None:
+    b, results = delta_bench(why, 64)
+    done = b.done(*results)
+    assert done.counts["gdn_prefill"] == b.ops["gdn_prefill"] == (not reasons)
+    assert b.ops["causal_conv"] == b.ops["gated_delta_chunk"] == len(reasons)
+    assert [r.reason for r in done.refusals if r.rule == "gdn_prefill"] == reasons

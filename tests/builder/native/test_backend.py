@@ -87,7 +87,7 @@ def check_launches(folder: Path, target: str, format: str, **kwargs: Any) -> Non
         }
         for launch in body["launches"]:
             assert launch["kernel"] < len(body["kernels"])
-            for kind, *rest in launch["args"]:
+            for kind, *rest in (body["operands"][i] for i in launch["args"]):
                 assert kind not in named or rest[0] in named[kind], (launch["node"], kind, rest)
                 if kind in ("arena", "zeroed"):
                     start, size = rest
@@ -145,7 +145,8 @@ def test_a_chain_of_updates_is_one_state(folder: Path) -> None:
     named: dict[str, set[str]] = {}
     for launch in body["launches"]:
         if launch["op"] in ops and not launch["node"].startswith("layers."):
-            states = [value for kind, value, *_ in launch["args"] if kind == "state"]
+            operands = [body["operands"][i] for i in launch["args"]]
+            states = [value for kind, value, *_ in operands if kind == "state"]
             named.setdefault(launch["op"], set()).update(states)
     pages = {"mtp.k_pages", "mtp.v_pages"}
     assert named["append_kv"] == named["attention_decode"] == pages

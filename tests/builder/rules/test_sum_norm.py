@@ -63,6 +63,8 @@ def test_launches_know_rank_and_peers(tmp_path: Path, target: str) -> None:
     for bucket in engine.manifest.buckets:
         payload = engine.engine(bucket).payload
         body = json.loads(payload[8 : 8 + int.from_bytes(payload[:8], "little")])
+        for row in body["launches"]:
+            row["args"] = [body["operands"][i] for i in row["args"]]
         found = [row for row in body["launches"] if row["resident"] and row["op"] in MEETS]
         # The last layer's sum meets last_rows before a norm, and stays apart.
         assert [row["op"] for row in found] == ["reduce_norm_quant"] * 3 + [*MEETS[:2]]

@@ -8,10 +8,12 @@ import pytest
 
 from spark_engine.kernel import TARGETS, Tactic, Target
 from spark_engine.op import Attrs, Case, Op
-from spark_engine.plugins.ops.delta_rule import causal_conv, gated_delta, gdn_decode
+from spark_engine.plugins import registry
+from spark_engine.plugins.ops.delta_rule import causal_conv, gated_delta, gdn_decode, gdn_prefill
 from spark_engine.tensors import Array, DType
 from tests.plugins.cases.delta_rule import gated_delta as gated_delta_cases
 from tests.plugins.cases.delta_rule import gdn_decode as fused_cases
+from tests.plugins.cases.delta_rule import gdn_prefill as prefill_cases
 from tests.plugins.cases.delta_rule.gated_delta import Launch
 from tests.plugins.cases.seeded import arrays_of, seeded
 
@@ -20,8 +22,7 @@ from tests.plugins import cuda_node  # noqa: E402
 from tests.plugins.covering_cases import covering  # noqa: E402
 from tests.plugins.test_cuda_compile import disassembled  # noqa: E402
 
-OPS = (causal_conv.OP, gated_delta.STEP, gated_delta.CHUNK, gdn_decode.OP)
-RING_RESULT = 2
+OPS = (causal_conv.OP, gated_delta.STEP, gated_delta.CHUNK, gdn_decode.OP, gdn_prefill.OP)
 MODELS = {"tiny": (2, 4), "27B": (16, 48), "35B": (16, 32), "one": (4, 4)}
 
 
@@ -107,10 +108,12 @@ CHUNKED = [
     chunked("tiny", state=DType.BF16, ring=16),
     chunked("27B", state=DType.F16, ring=8),
 ]
+PREFILLED = [prefill_cases.case_of(case) for case in CHUNKED]
 CASES = [
     *((op, case) for op in OPS for case in seeded(op)),
     *((gdn_decode.OP, case) for case in (*SERVED, *RINGS)),
     *((gated_delta.CHUNK, case) for case in CHUNKED),
+    *((gdn_prefill.OP, case) for case in PREFILLED),
 ]
 PAIRS = [pytest.param(op, case, id=f"{op.name}-{case.label}") for op, case in CASES]
 
@@ -145,8 +148,8 @@ def check(
             other = np.mean(g.view(np.uint8) != w.view(np.uint8))
             assert other < 0.02, f"{label}: {other:.2%} of the codes differ"
             continue
-        ring = i == RING_RESULT and case.attrs.get("ring")
-        if ring or (i in op.aliases(case.attrs) and case.attrs.get("drafts")):
+        place = op.aliases(case.attrs).get(i)
+        if place is not None and (names[place] == "gdn_ring" or case.attrs.get("drafts")):
             # records and columns that are of no use hold NaN, and keep it
             assert np.array_equal(np.isnan(g), np.isnan(w)), f"{label}: others were written"
             g, w = (np.where(np.isnan(a), a.dtype.type(0), a) for a in (g, w))
@@ -156,8 +159,8 @@ def check(
 
 
 def _rounds(op: Op, arrays: tuple[Array, ...]) -> bool:
-    """gdn_decode rounds c to bf16, where the last bit of f32 may decide otherwise."""
-    return op is gdn_decode.OP and arrays[0].dtype == DType.BF16.numpy
+    """A fusion rounds c to bf16, where the last bit of f32 may decide otherwise."""
+    return op in (gdn_decode.OP, gdn_prefill.OP) and arrays[0].dtype == DType.BF16.numpy
 
 
 @pytest.mark.gpu
@@ -174,6 +177,27 @@ def test_every_tactic_equals_the_reference(op: Op, case: Case, hopper: cuda_node
             taken += 1
     if not taken:
         pytest.skip("every tactic refuses this case")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", PREFILLED, ids=lambda c: c.label)
+def test_a_prefill_has_the_bits_of_its_parts(case: Case, bench: cuda_node.Bench) -> None:
+    op, attrs = gdn_prefill.OP, case.attrs
+    arrays = arrays_of(op, case)
+    qkvz, ba, weight, columns, *rest = arrays
+    parts = op.fuses(attrs).parts if op.fuses else ()
+    conv, rule = (registry.get(part.op) for part in parts)
+
+    def launch(of: Op, own: Attrs, given: tuple[Array, ...]) -> tuple[Array, ...]:
+        specs = cuda_node.specs_of(of, own, given)
+        taken = [t for t in of.cuda.tactics if t.refuse(own, specs, bench.target) is None]
+        return run(bench, of, taken[0], own, given)
+
+    got = launch(op, attrs, arrays)
+    c, left = launch(conv, parts[0].attrs, (qkvz, weight, columns, *rest[-gdn_prefill.ROWS :]))
+    o, *states = launch(rule, attrs, (c, ba, *rest))
+    for i, (a, b) in enumerate(zip(got, (o, left, *states), strict=True)):
+        assert a.tobytes() == b.tobytes(), f"output {i}"
 
 
 @pytest.mark.kernels
@@ -194,7 +218,9 @@ def test_decode_kernels_compile_without_spills(
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
-@pytest.mark.parametrize("op", [causal_conv.OP, gated_delta.CHUNK], ids=lambda op: op.name)
+@pytest.mark.parametrize(
+    "op", [causal_conv.OP, gated_delta.CHUNK, gdn_prefill.OP], ids=lambda op: op.name
+)
 def test_other_kernels_compile_without_spills(target: Target, op: Op, cache: Path) -> None:
     works = []
     for case in seeded(op):
@@ -220,15 +246,14 @@ def test_a_scan_waits_for_wgmma_where_its_source_does(
     form: tuple[int, int], state: DType, cache: Path, tmp_path: Path
 ) -> None:
     """ptxas neither makes a wgmma wait for the one before nor inserts waits."""
-    tactic = next(t for t in gated_delta.CHUNK.cuda.tactics if t.name == "wgmma")
+    op, tactic = gdn_prefill.OP, next(t for t in gdn_prefill.OP.cuda.tactics if t.name == "wgmma")
     target, (ring, drafts) = TARGETS["sm_90a"], form
-    given = Launch(
+    delta = Launch(
         64, (3, 3), (0, 64), (64, 64), 16, 32, 128, 128,
         DType.BF16, state, ring=ring, drafts=drafts,
     )  # fmt: skip
-    specs = cuda_node.specs_of(
-        gated_delta.CHUNK, given.attrs, given.inputs(np.random.default_rng(0))
-    )
+    given = prefill_cases.Launch(delta)
+    specs = cuda_node.specs_of(op, given.attrs, given.inputs(np.random.default_rng(0)))
     plan = tactic.plan(given.attrs, specs, target)
     (job,) = nvrtc.jobs_of([(tactic.source, plan)])
     usage = nvrtc.compile(job, target, cache).usage["gated_delta_scan"]

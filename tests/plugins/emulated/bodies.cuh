@@ -30,12 +30,17 @@ void __syncthreads() {
   check(!followed || here->met == self().met, "warps passed unequally many barriers");
   meet_at(here->all);
 }
-void meet(u32 name, u32 threads) {
+static Assembly& meeting_of(u32 name, u32 threads) {
   check(name < 16, "a barrier that no block has");
   Assembly& meeting = here->named[name];
   check(!meeting.arrived || meeting.threads == threads, "meeting meets differs");
   meeting.threads = threads, ++self().met;
-  meet_at(meeting);
+  return meeting;
+}
+void meet(u32 name, u32 threads) { meet_at(meeting_of(name, threads)); }
+void pass(u32 name, u32 threads) {
+  Assembly& meeting = meeting_of(name, threads);
+  if (++meeting.arrived == meeting.threads) meeting.arrived = 0, ++meeting.turn;
 }
 u32 __ballot_sync(u32, bool mine) {
   u32 all = 0;

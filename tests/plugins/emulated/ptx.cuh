@@ -122,6 +122,7 @@ inline void wait_until_equal(const u32* word, u32 value) {
   while (*word != value) let_others();
 }
 void meet(u32 name, u32 threads);
+void pass(u32 name, u32 threads);
 inline Exchange& exchange() { return here->exchanges[threadIdx.x / 32]; }
 
 template <class T>
@@ -333,6 +334,7 @@ void wait_copies() {
 }
 inline u32 load_if(bool there, const u32* p) { return there ? *p : 0; }
 inline uint4 load_if16(bool there, const void* p) { return there ? *(const uint4*)p : uint4{}; }
+inline void store_shared4(u32 to, u32 a) { memcpy(shared(to, 4), &a, 4); }
 inline void store_shared16(u32 to, u32 a, u32 b, u32 c, u32 d) {
   const uint4 v = {a, b, c, d};
   memcpy(shared(to, sizeof v), &v, sizeof v);

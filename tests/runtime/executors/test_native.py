@@ -1,6 +1,5 @@
 """The native executor over a fake GPU in numpy: staging, tables, states, snapshots, closing."""
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from spark_engine.runtime.executors.program import MemoryOperand  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from spark_engine.weights_file import plan_weights  # noqa: E402
 from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
+from tests.runtime.native_folder import encode, tabled  # noqa: E402
 from tests.spark_engine.written_weights import write_weights  # noqa: E402
 
 ROWS, SLOTS, VOCAB = 3, 4, 2048
@@ -88,8 +88,7 @@ BODY = {
 
 
 def payload(body: dict[str, Any] = BODY) -> bytes:
-    text = json.dumps(body).encode()
-    return len(text).to_bytes(8, "little") + text + b"cubin"
+    return encode(tabled(body))
 
 
 @pytest.fixture

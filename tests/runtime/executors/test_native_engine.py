@@ -35,6 +35,7 @@ from spark_engine.weights_file import plan_weights  # noqa: E402
 from tests.runtime.engine.invariants import check_idle  # noqa: E402
 from tests.runtime.fake_executor import EOS, VOCAB, Device, FakeExecutor, build_fake, fake_states  # noqa: E402
 from tests.runtime.fake_gpu import FakeGpu  # noqa: E402
+from tests.runtime.native_folder import tabled  # noqa: E402
 from tests.spark_engine.written_weights import write_weights  # noqa: E402
 
 LIMITS = Limits(8, 340, 40, VOCAB, page_size=16, bias_slots=8, top_logprobs=3)
@@ -67,7 +68,7 @@ class Bucket:
             **{"arena_bytes": 256, "zeroed_bytes": 0, "cubins": [1], "launches": [row]},
             "kernels": [{"cubin": 0, "symbol": self.symbol, "shared": 0}],
         }
-        text = json.dumps(body).encode()
+        text = json.dumps(tabled(body)).encode()
         self.payload = len(text).to_bytes(8, "little") + text + b"c"
 
     def __call__(self, gpu: FakeGpu, *addresses: int) -> None:

@@ -98,6 +98,30 @@ def test_buckets_are_recorded_while_the_weights_are_read(
     loaded.close()
 
 
+def test_a_file_is_read_while_the_bucket_before_is_opened(
+    gpus: list[FakeGpu], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, (first, second) = threading.Event(), (f"decode_b{rows}.engine" for rows in toy.ROWS)
+    check, opened = EngineFolder.check_chunk, native.NativeEngine.open
+
+    def checked(self: EngineFolder, name: str, index: int, found: str) -> None:
+        check(self, name, index, found)
+        if name == second:
+            read.set()
+
+    def opening(self: Any, header: EngineHeader, *rest: Any) -> Any:
+        assert read.wait(20), f"{second} is not read before {first} is open"
+        return opened(self, header, *rest)
+
+    monkeypatch.setattr(EngineFolder, "check_chunk", checked)
+    monkeypatch.setattr(native.NativeEngine, "open", opening)
+    load(folder).close()
+    (folder / second).write_bytes((folder / second).read_bytes()[:-1] + b"x")
+    with pytest.raises(EngineError, match=f"{second} was changed"):
+        load(folder)
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("files")]
+
+
 def test_damaged_weights_are_refused_after_buckets_were_recorded(
     gpus: list[FakeGpu], folder: Path
 ) -> None:
@@ -318,7 +342,7 @@ def changed(path: tuple[Any, ...], value: object) -> Callable[[int], dict[str, A
     return make
 
 
-ARGS = ("launches", 0, "args")
+ARGS = ("operands",)  # of the first launch, in its order
 
 
 @pytest.mark.parametrize(
@@ -338,6 +362,8 @@ ARGS = ("launches", 0, "args")
         ((*ARGS, 1), ["f32", 1e39], "is not an operand"),
         (("launches", 0, "kernel"), 2, "index 2 is outside 2 rows"),
         (("launches", 0, "kernel"), -1, ">= 0"),
+        (("launches", 0, "args", 3), 14, "index 14 is outside 14 rows"),
+        (("launches", 0, "args", 3), -1, ">= 0"),
         (("launches", 0, "grid"), [0, 1, 1], ">= 1"),
         (("launches", 0, "shared"), 1 << 40, "<= 1048576"),
         (("kernels", 0, "cubin"), 1, "index 1 is outside 1 rows"),
@@ -358,6 +384,7 @@ JUNK = (None, True, -1, 0.5, 1 << 40, 10**30, "", "junk", [], [[]], {}, [None], 
 REMOVED = object()
 ROOT = toy.body(4)
 PLACES = [("launches",), ("kernels",), ("cubins",), ("arena_bytes",), ("zeroed_bytes",)]
+PLACES += [("operands",), ("launches", 0, "args", 0)]
 PLACES += [("launches", 0, key) for key in ROOT["launches"][0]]
 PLACES += [("kernels", 0, key) for key in ROOT["kernels"][0]]
 PLACES += [("launches", 0, key, 1) for key in ("grid", "block", "cluster")]
@@ -391,7 +418,7 @@ def test_records_of_junk_are_refused(
     except EngineError as error:
         assert "rebuild" in str(error)
     else:
-        lacks_an_argument = value is REMOVED and where[:-1] == ARGS
+        lacks_an_argument = value is REMOVED and where[:-1] == ("launches", 0, "args")
         known = lacks_an_argument or value == toy_value(where)
         assert known or type(value) is FREE.get(where), (where, value)
     finally:

@@ -1,8 +1,10 @@
 """Copying a file into device memory, which a process reads: every byte, every digest, refusals."""
 
 import hashlib
+import subprocess
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.device.resources import DeviceResources  # noqa: E402
-from spark_engine.errors import EngineError  # noqa: E402
+from spark_engine.errors import EngineError, ExecutorError  # noqa: E402
 from spark_engine.runtime.executors import read_process, upload  # noqa: E402
 from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
 
@@ -99,6 +101,27 @@ def test_the_process_ends_when_the_upload_is_given_up(tmp_path: Path) -> None:
     made.close()
     made.close()
     assert made._reader.returncode is not None
+    resources.close()
+    assert gpu.held == {**NOTHING, "contexts": 1}
+
+
+def test_the_process_ends_where_its_memory_cannot_be_page_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs by then: page-locking takes as long as its start."""
+    path, _ = write(tmp_path, 50 * CHUNK)
+    started, begin = list[subprocess.Popen[bytes]](), subprocess.Popen
+
+    def popen(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
+        started.append(begin(*args, **kwargs))
+        return started[-1]
+
+    monkeypatch.setattr(upload.subprocess, "Popen", popen)
+    gpu = FakeGpu({}, fails=1)
+    resources = DeviceResources(gpu)  # type: ignore[arg-type]
+    with pytest.raises(ExecutorError, match="register"):
+        upload.Upload(resources, path, CHUNK, lambda index, digest: None)
+    assert [one.returncode for one in started] == [-9]
     resources.close()
     assert gpu.held == {**NOTHING, "contexts": 1}
 

@@ -17,7 +17,7 @@ from spark_engine.runtime.replicas.routing import Router
 from spark_engine.runtime.replicas.upstream import Upstream
 from spark_engine.runtime.server.http.connections import Connection, Connections
 from tests.runtime.replicas.fake_replica import FakeReplica, replica
-from tests.runtime.served_app import serving
+from tests.runtime.server.http.served_app import serving
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 MOST = 1 << 16

@@ -1,5 +1,5 @@
-"""The CUDA side of `gated_delta_chunk`: all that needs no state for all tiles, then a scan, which
-with a replay ring begins from a state caught up.
+"""The CUDA side of `gated_delta_chunk`, and with its convolution of `gdn_prefill`: all that needs
+no state for all tiles, then a scan, which with a replay ring begins from a state caught up.
 
 Knows the two kernels' shapes and what is between them. A state's output is its input's memory.
 """
@@ -20,11 +20,16 @@ WGMMA_COLUMNS = 64  # value columns of a block of delta_prefill_wgmma_sm90.cu
 WARPS_SHARE = 0.45  # of the time, on 48 multiprocessors (log/delta_rule/delta_prefill.md)
 WGMMA_SHARE = 0.6  # of the time: 0.58 to 0.62 (log/delta_rule/delta_prefill.md)
 
-_ROWS = "slots starts counts sources"
-PREPARE = Kernel("gated_delta_prepare", f"c ba a_log dt_bias {_ROWS} gdn_ring? bases? t p factors")
+_COLUMNS = "c width conv_weight? conv_state? conv_state_out?"
+_ROWS = "slots starts counts sources saves"
+PREPARE = Kernel(
+    "gated_delta_prepare",
+    f"{_COLUMNS} ba a_log dt_bias {_ROWS} gdn_ring? bases? keys values? t p factors rows",
+)
 SCAN = Kernel(
     "gated_delta_scan",
-    f"c gdn_state state_out {_ROWS} saves t p factors o gdn_ring? ring_out? bases? rows",
+    f"{_COLUMNS} gdn_state state_out {_ROWS} keys values? t p factors o gdn_ring? ring_out? bases? "
+    "rows",
 )
 
 
@@ -42,6 +47,8 @@ def refuse(node: Node) -> str | None:
     h, c = heads_of(node.attrs), node["c"]
     if c.dtype is not DType.BF16:
         return f"{c.name} is {c.dtype}; only bf16 is served"
+    if (width := c.dims[1]) % 4:
+        return f"{width} columns are not read four at a time"
     if h.tile != TILE or h.key_dim not in (16, 32, 64, 128) or h.value_dim % 16:
         return f"tiles of {h.tile}, heads of {h.key_dim} and {h.value_dim}: no such kernel"
     if h.repeat > MOST_HEADS:
@@ -78,11 +85,13 @@ def plan_warps(node: Node) -> Plan:
 
 
 def _plan(node: Node, ds: int, packed: bool) -> Plan:
-    """Two launches; between them T, P (as `packed` says) and the factors of every tile and value
-    head. `ds`: value columns of a block of the scan."""
-    h, rows = heads_of(node.attrs), node.dim("rows")
+    """Two launches; between them q and k of every tile and key head, T, P (as `packed` says) and
+    the factors of every tile and value head, and if packed v. `ds`: value columns of a block of
+    the scan."""
+    h, rows, conv = heads_of(node.attrs), node.dim("rows"), "conv_state" in node
     macros = {
         "ACT_F32": 0,
+        "CONV": conv,
         "DRAFTS": node.number("drafts"),
         "DS": ds,
         "HK": h.keys,
@@ -93,17 +102,24 @@ def _plan(node: Node, ds: int, packed: bool) -> Plan:
         "STATE_BYTES": node["gdn_state"].dtype.itemsize,
         "STATE_F16": node["gdn_state"].dtype is DType.F16,
         "VD": h.value_dim,
-    }
+    } | ({"TAPS": node.dim("K")} if conv else {})
     tile_heads, triangle = rows * h.values, TRIANGLE if packed else 2 * TILE * TILE * 2
     node = node.with_scratch(
-        t=tile_heads * triangle, p=tile_heads * triangle, factors=tile_heads * FACTORS * TILE * 4
+        keys=rows * h.keys * 2 * TILE * h.key_dim * 2,
+        t=tile_heads * triangle,
+        p=tile_heads * triangle,
+        factors=tile_heads * FACTORS * TILE * 4,
     )
+    if packed:
+        node = node.with_scratch(values=tile_heads * TILE * h.value_dim * 2)
     if "gdn_ring" in node:
-        numbers = 2 if node.number("drafts") else 1  # that a ring says of its slot
-        node = node.with_scratch(bases=4 * numbers * rows)
-    prepare = PREPARE.launch(node, (h.keys, rows), 256, macros, DECLARED)
+        positions = 2 if node.number("drafts") else 1  # that a ring says of its slot
+        node = node.with_scratch(bases=4 * positions * rows)
+    width = node["c"].dims[1]
+    prepare = PREPARE.launch(node, (h.keys, rows), 256, macros, DECLARED, width=width, rows=rows)
     grid, threads = (h.value_dim // ds, h.values, min(rows, SEQUENCES)), 2 * ds if packed else 256
-    return node.plan(prepare, SCAN.launch(node, grid, threads, macros, DECLARED, rows=rows))
+    scan = SCAN.launch(node, grid, threads, macros, DECLARED, width=width, rows=rows)
+    return node.plan(prepare, scan)
 
 
 def _cost(node: Node, share: float) -> float:

@@ -7,21 +7,13 @@
 
 constexpr int TILE = 64;
 
+// Wider than 64 columns and not PACKED: panels of 64, as wgmma reads them
+// (common/wgmma16_sm90.cuh).
 template <int PIECES>
 DEVICE u32 at(u32 row, u32 piece) {  // byte offset
+  if (PIECES > 8 && !PACKED) return ((piece / 8 * TILE + row) * 8 + (piece % 8 ^ (row & 7))) * 16;
   u32 turn = PIECES >= 8 ? row & 7 : PIECES == 4 ? row >> 1 & 3 : row >> 2 & 1;
   return (row * PIECES + (piece ^ turn)) * 16;
-}
-// 64 rows of PIECES pieces from global memory; rows from `valid` on are zeros.
-template <int PIECES, int THREADS = 256>
-DEVICE void fetch(char* to, const u16* from, int stride, int valid) {
-#pragma unroll
-  for (int u = 0; u < (TILE * PIECES + THREADS - 1) / THREADS; u++) {
-    const int i = u * THREADS + threadIdx.x, row = i / PIECES, piece = i % PIECES;
-    if (TILE * PIECES % THREADS == 0 || i < TILE * PIECES)
-      copy_async(to + at<PIECES>(row, piece), from + (row < valid ? row * stride : 0) + piece * 8,
-                 row < valid ? 16 : 0);
-  }
 }
 // A fragments [16 rows, 16 columns] of a row-major tile.
 template <int PIECES>

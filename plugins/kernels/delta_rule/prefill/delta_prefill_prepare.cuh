@@ -1,17 +1,17 @@
 // gated_delta_prepare: what of a tile of 64 tokens needs no state, for all tiles at once; the first
 // launch of either form (delta_prefill_warps_mma.cu, delta_prefill_wgmma_sm90.cu).
 //
-// Grid (key heads, tiles): decays summed in f64, norms, Q K^T and K K^T by mma.sync, then for each
-// value head P, the factors of the scan and T (delta_prefill_inverse.cuh) to memory.
-// Not run yet; the form before took 187 (143) us for 128 tiles of the 27B's (35B's) heads on an
-// H200: benchmarks/log/delta_rule/delta_prefill.md.
+// Grid (key heads, tiles): q and k to shared memory and, as the scan reads them, to memory (PACKED:
+// v too), convolved where the node says so; decays summed in f64, norms, Q K^T and K K^T by
+// mma.sync, then for each value head P, the factors of the scan and T (delta_prefill_inverse.cuh).
+// Without the convolution 8,192 tokens of the 35B (27B) take an H200 95 (127) us:
+// benchmarks/log/delta_rule/delta_prefill.md.
 #pragma once
-#include "delta_rule/replay_ring.cuh"
+#include "delta_rule/prefill/delta_prefill_columns.cuh"
 #include "delta_rule/prefill/delta_prefill_inverse.cuh"
 
-constexpr int KP = KD / 8;  // 16-byte pieces of a row of q or k
-constexpr int DP = DS / 8;  // of R and V'
-constexpr int WIDTH = 2 * HK * KD + HV * VD;
+constexpr int KP = KD / 8;                 // 16-byte pieces of a row of q or k
+constexpr int DP = DS / 8;                 // of R and V'
 constexpr int POSITIONS = DRAFTS ? 2 : 1;  // positions that a ring stores of its state
 constexpr int FACTORS = 5;                 // rows of 64 floats of a (tile, value head), as below
 // With |q|, |k| the norms' reciprocals:
@@ -61,6 +61,25 @@ DEVICE void sum_decays(Token (&tokens)[2], const u16* ba, const float* a_log, co
   for (int i = 0; i < 2; i++) {
     sum[i] *= 1.4426950408889634;
     tokens[i].high = (float)sum[i], tokens[i].low = (float)(sum[i] - tokens[i].high);
+  }
+}
+// q and k to shared memory and to `keys`; PACKED: v to `values`.
+DEVICE void fill_columns(Prepare& s, const Convolution& m, u16* keys, u16* values, int row,
+                         int head) {
+  constexpr int QUADS = (2 * KD + (PACKED ? R * VD : 0)) / 4, TOKENS = 16, AHEAD = 4;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < QUADS * (TILE / TOKENS); i += 256) {
+    const int own = i % QUADS * 4, first = i / QUADS * TOKENS;
+    const int value = head * R * VD + own - 2 * KD, key = own / KD * HK * KD + head * KD + own % KD;
+    make_columns<TOKENS, AHEAD>(
+        m, row, own < 2 * KD ? key : VALUES_AT + value, first, [] {},
+        [&](int t, const Quad& y) {
+          if (own < 2 * KD) {
+            const u32 to =
+                own / KD * (TILE * KD * 2) + at<KP>(t, forget(own) % KD / 8) + own % 8 * 2;
+            *(Quad*)(s.q + to) = *(Quad*)((char*)keys + to) = y;
+          } else *(Quad*)(values + ((i64)row * TILE + t) * HV * VD + value) = y;
+        });
   }
 }
 // The norms' reciprocals of q and k, four threads a token.
@@ -146,28 +165,28 @@ DEVICE i64 position_at(int of, int i, int head) {
 
 DYNAMIC_SHARED(gated_delta_prepare, sizeof(Prepare));
 extern "C" __global__ void __launch_bounds__(256, 3)
-    gated_delta_prepare(const u16* c, const u16* ba, const float* a_log, const float* dt_bias,
+    gated_delta_prepare(const u16* x, int x_width, const float* conv_weight, const u16* conv_in,
+                        u16* conv_out, const u16* ba, const float* a_log, const float* dt_bias,
                         const int* slots, const int* starts, const int* counts, const int* sources,
-                        const float* ring, float* bases, u16* t_out, u16* p_out, float* factors) {
+                        const int* saves, const float* ring, float* bases, u16* keys, u16* values,
+                        u16* t_out, u16* p_out, float* factors, int rows) {
   extern __shared__ __align__(128) char memory[];
   Prepare& s = *(Prepare*)memory;
   const int row = blockIdx.y, head = blockIdx.x;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   wait_for_previous();
   launch_dependents();
-  const int valid = slots[row] < 0 ? 0 : counts[row];
+  if (slots[row] < 0) return;
 #if RING  // the scan will overwrite this
-  if (head == 0 && threadIdx.x < POSITIONS && begins(slots, row) && slots[row] >= 0 && starts[row])
+  if (head == 0 && threadIdx.x < POSITIONS && begins(slots, row) && starts[row])
     bases[row * POSITIONS + threadIdx.x] = ring[position_at(sources[row], threadIdx.x, 0)];
 #endif
+  fill_columns(s,
+               {x, x_width, WIDTH, conv_weight, conv_in, conv_out, slots, starts, counts, sources,
+                saves, rows},
+               keys + ((i64)row * HK + head) * HEAD_KEYS, values, row, head);
+  const int valid = counts[row];
   if (valid == 0) return;
-  const u16* tokens = c + (i64)row * TILE * WIDTH;
-  fetch<KP>(s.q, tokens + head * KD, WIDTH, valid);
-  fetch<KP>(s.k, tokens + HK * KD + head * KD, WIDTH, valid);
-  commit_copies();
-  Token own[2];
-  if (warp < R) sum_decays(own, ba, a_log, dt_bias, row, head, valid, warp, lane);
-  wait_copies<0>();
+  const int thread = forget(threadIdx.x), warp = thread / 32, lane = thread % 32;
   __syncthreads();
   const float2 norms = reciprocal_norms(s);
   float d[BLOCKS][2][4] = {};  // warps 0-3: Q K^T, 4-7: K K^T
@@ -180,12 +199,15 @@ extern "C" __global__ void __launch_bounds__(256, 3)
     for (int n = 0; n < BLOCKS; n++) load_b<KP>(b, s.k, i, n * 16, lane), mma_pair(d[n], a, b);
   }
   __syncthreads();
-  if (warp < R)
+  if (warp < R) {
+    Token own[2];
+    sum_decays(own, ba, a_log, dt_bias, row, head, valid, warp, lane);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       s.high[warp][lane * 2 + i] = own[i].high, s.low[warp][lane * 2 + i] = own[i].low;
       s.beta[warp][lane * 2 + i] = own[i].beta;
     }
+  }
   if (lane % 4 == 0) s.q_norm[threadIdx.x / 4] = norms.x, s.k_norm[threadIdx.x / 4] = norms.y;
   __syncthreads();
   const i64 tile_head = (i64)row * HV + head * R;

@@ -22,12 +22,12 @@ using state_t = float;
 using state_t = u16;
 #endif
 
-struct Operands {  // t, p, factors and bases as prepare leaves them
-  const u16* c;
+struct Operands {       // keys to factors, and bases, as prepare leaves them
+  Convolution columns;  // of v, where it is not among `values`
   const state_t* state_in;
   state_t* state_out;
   const int *slots, *starts, *counts, *sources, *saves;
-  const u16 *t, *p;
+  const u16 *keys, *values, *t, *p;
   const float* factors;
   u16* o;
   const float* ring_in;
@@ -79,10 +79,29 @@ DEVICE void each_sequence(const Operands& m, Scan scan) {
 DEVICE void scan_block(const Operands& m);
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    gated_delta_scan(const u16* c, const state_t* state_in, state_t* state_out, const int* slots,
+    gated_delta_scan(const u16* x, int x_width, const float* conv_weight, const u16* conv_in,
+                     u16* conv_out, const state_t* state_in, state_t* state_out, const int* slots,
                      const int* starts, const int* counts, const int* sources, const int* saves,
-                     const u16* t, const u16* p, const float* factors, u16* o, const float* ring_in,
-                     float* ring_out, const float* bases, int rows) {
-  scan_block({c, state_in, state_out, slots, starts, counts, sources, saves, t, p, factors, o,
-              ring_in, ring_out, bases, rows});
+                     const u16* keys, const u16* values, const u16* t, const u16* p,
+                     const float* factors, u16* o, const float* ring_in, float* ring_out,
+                     const float* bases, int rows) {
+  scan_block({{x, x_width, WIDTH, conv_weight, conv_in, conv_out, slots, starts, counts, sources,
+               saves, rows},
+              state_in,
+              state_out,
+              slots,
+              starts,
+              counts,
+              sources,
+              saves,
+              keys,
+              values,
+              t,
+              p,
+              factors,
+              o,
+              ring_in,
+              ring_out,
+              bases,
+              rows});
 }

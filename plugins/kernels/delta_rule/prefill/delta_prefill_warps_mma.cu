@@ -144,31 +144,30 @@ struct Fetch {
   const Operands& m;
   Sequence own;
 
-  DEVICE const u16* tokens(int row) const { return m.c + (i64)row * TILE * WIDTH; }
-  DEVICE void triangle(char* to, const u16* from, int row) const {
-    from += ((i64)row * HV + blockIdx.y) * 2 * PART;
+  // PIECES of 16 bytes, as they are in memory.
+  template <int PIECES>
+  DEVICE void copy(void* to, const void* from) const {
 #pragma unroll
-    for (int u = 0; u < (PART / 4 + THREADS - 1) / THREADS; u++) {
+    for (int u = 0; u < (PIECES + THREADS - 1) / THREADS; u++) {
       const int i = u * THREADS + threadIdx.x;
-      if (PART / 4 % THREADS == 0 || i < PART / 4) copy_async(to + i * 16, from + i * 8);
+      if (PIECES % THREADS == 0 || i < PIECES)
+        copy_async((char*)to + i * 16, (const char*)from + i * 16);
     }
   }
-  DEVICE void keys(int row) const {
-    fetch<KP, THREADS>(s.k[row % 2], tokens(row) + (HK + blockIdx.y / R) * KD, WIDTH,
-                       own.valid(row));
+  DEVICE i64 tile_head(int row) const { return (i64)row * HV + blockIdx.y; }
+  DEVICE const u16* queries(int row) const {
+    return m.keys + ((i64)row * HK + blockIdx.y / R) * HEAD_KEYS;
   }
-  DEVICE void outputs(int row) const { triangle(s.p[0], m.p, row); }
+  DEVICE void keys(int row) const { copy<TILE * KP>(s.k[row % 2], queries(row) + HEAD_KEYS / 2); }
+  DEVICE void outputs(int row) const { copy<PART / 4>(s.p, m.p + tile_head(row) * 2 * PART); }
   DEVICE void rest(int row) const {
-    const float* f = m.factors + ((i64)row * HV + blockIdx.y) * FACTORS * TILE;
+    copy<FACTORS * TILE / 4>(s.f[row % 2], m.factors + tile_head(row) * FACTORS * TILE);
+    copy<TILE * KP>(s.q, queries(row));
+    copy<PART / 4>(s.t, m.t + tile_head(row) * 2 * PART);
+    const u16* v = m.values + (i64)row * TILE * HV * VD + blockIdx.y * VD + blockIdx.x * DS;
 #pragma unroll
-    for (int u = 0; u < (FACTORS * TILE / 4 + THREADS - 1) / THREADS; u++) {
-      const int i = u * THREADS + threadIdx.x;
-      if (i < FACTORS * TILE / 4) copy_async(s.f[row % 2] + i * 4, f + i * 4);
-    }
-    fetch<KP, THREADS>(s.q, tokens(row) + blockIdx.y / R * KD, WIDTH, own.valid(row));
-    fetch<DP, THREADS>(s.v, tokens(row) + 2 * HK * KD + blockIdx.y * VD + blockIdx.x * DS, WIDTH,
-                       own.valid(row));
-    triangle(s.t[0], m.t, row);
+    for (int i = threadIdx.x; i < TILE * DP; i += THREADS)
+      copy_async(s.v + at<DP>(i / DP, i % DP), v + i / DP * HV * VD + i % DP * 8);
   }
 };
 

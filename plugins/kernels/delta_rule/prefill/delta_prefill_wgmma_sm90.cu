@@ -127,7 +127,7 @@ DEVICE void scan_tile(State& x, Tiles& m, int n, u16* before, Save save) {
   const Lane lane;
   const float* f = m.f[n & 1];
   const u32 at = uniform(shared_address(&m.tile[n & 1]));
-  const u64 keys = wgmma_tile(at), queries = wgmma_tile(at + QUERIES_AT);
+  const u64 keys = wgmma_tile(at + K_AT), queries = wgmma_tile(at);
   float d[TILE / 8][4], v[TILE / 8][4], o[TILE / 8][4];  // S K^T, V'^T, O^T
   barrier_wait(&m.full[n & 1], n >> 1 & 1);
   wgmma_fence();
@@ -168,7 +168,7 @@ DEVICE void scan_tile(State& x, Tiles& m, int n, u16* before, Save save) {
 #pragma unroll
       for (int half = 0; half < 2; half++)
         Mma::values<false>(x.s[half], tails[part][i],
-                           wgmma_columns<TILE>(at + half * PANEL) + (u64)(i * 128));
+                           wgmma_columns<TILE>(at + K_AT + half * PANEL) + (u64)(i * 128));
   wgmma_commit();
   wgmma_wait<1>();
   keep_order(o);

@@ -102,6 +102,7 @@ constexpr bool AHEAD = WARP_TILES == 1 && NJ <= 8;
 constexpr bool AHEAD = false;
 #endif
 constexpr int COLUMNS_AHEAD = AHEAD ? NJ : 1;
+constexpr int TOGETHER = NJ < 16 ? NJ : 16;  // columns of which tokens' scales are fetched at once
 template <class Finish>
 struct Factors {
   const Problem& p;
@@ -191,11 +192,16 @@ DEVICE void write_tile(const Problem& p, const Corner& at, void* out, Sums& sums
     const int n0 = at.n + m16_of(mt) * 16;
     if (n0 >= p.n) continue;
     const float2 factor = factors.of(mt);
+    float2 tokens[TOGETHER];
 #if RESIDUAL
     uint2 residuals[FETCHED];
 #endif
 #pragma unroll
     for (int j = 0; j < NJ; ++j) {
+      if (!AHEAD && j % TOGETHER == 0)
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i)
+          tokens[i] = token_scales(p, at.m + warp_m() + (j + i) * 8);
       float (&s)[4] = sums[mt][j];
       apply(s, factor);
       const int m0 = at.m + warp_m() + j * 8;
@@ -205,8 +211,8 @@ DEVICE void write_tile(const Problem& p, const Corner& at, void* out, Sums& sums
         for (int i = 0; i < FETCHED; ++i) residuals[i] = load_residual(p, n0, m0 + i * 8);
       add_residual(s, residuals[j % FETCHED]);
 #endif
-      const float2 tokens = AHEAD ? factors.tokens[j % COLUMNS_AHEAD] : token_scales(p, m0);
-      if (m0 < p.m) store_fragment(p, out, n0, m0, s, tokens);
+      const float2 scales = AHEAD ? factors.tokens[j % COLUMNS_AHEAD] : tokens[j % TOGETHER];
+      if (m0 < p.m) store_fragment(p, out, n0, m0, s, scales);
     }
   }
 }
@@ -225,21 +231,21 @@ DEVICE void fix_up_tile(const Problem& p, u32 tile, void* out, const Finish& fin
   const u64 skip = slot(p, first + 1, 0) - slot(p, first, 0);
   const float4* head = slot(p, first, at_work.which(p, first));
   const float4* others = slot(p, first, 0);
-  constexpr int TOGETHER = 8;      // loads in flight
+  constexpr int LOADS = 8;         // in flight
   u32 next = mine, next_part = 0;  // to be loaded
   float4 sum;
 #pragma unroll 1
   for (u32 i = mine, part = 0; i < count;) {
-    float4 got[TOGETHER];
+    float4 got[LOADS];
 #pragma unroll
-    for (int t = 0; t < TOGETHER; ++t) {
+    for (int t = 0; t < LOADS; ++t) {
       if (next >= count) continue;
       const u32 at_sum = next < columns ? next : next - columns + NJ;
       got[t] = __ldcg((next_part ? others + next_part * skip : head) + at_sum * THREADS);
       if (++next_part == parts) next_part = 0, next += parts;
     }
 #pragma unroll
-    for (int t = 0; t < TOGETHER; ++t) {
+    for (int t = 0; t < LOADS; ++t) {
       if (i >= count) continue;
       if (part == 0) sum = make_float4(0, 0, 0, 0);
       sum.x += got[t].x, sum.y += got[t].y, sum.z += got[t].z, sum.w += got[t].w;

@@ -11,8 +11,8 @@
 // load, decode (to a[step][register]), multiply, and what stream_k_mma.cuh asks for.
 // Macros: BLOCK_N, BLOCK_M, WARP_TILES, STAGE_SLABS (k-slabs a stage), CUT (k-slabs between cuts, a
 // multiple of STAGE_SLABS), STAGES, WGMMA, OUT_BF16, RAGGED (n % 16), WHOLE_K (k is whole k-slabs),
-// RESIDENT (blocks an SM); if given W_SLABS (packed k-slabs of weights in one), WARPS_M (warps that
-// share an m16 tile), BAND (tiles along m of a band), SCALE_SLABS (k-slabs of scales in a copy).
+// RESIDENT (blocks an SM); if given W_SLABS (k-slabs packed in one), WARPS_M (warps of an m16),
+// BAND (m tiles of a band), SCALE_SLABS (of scales in a copy), TURNS (warpgroups multiply in turn).
 #pragma once
 #include "gemm/stream_k/stream_k_epilogue.cuh"
 #if WGMMA
@@ -53,9 +53,11 @@ struct SlabScales {
 
   DEVICE SlabScales(u32 stage, const PipelineState& here, int slab) {
     const u32 scales = stage + here.scales() + slab * SLAB_XS;
-    weights = __uint_as_float(load_shared4(scales + BLOCK_M * 4));
-    tokens = scales + (threadIdx.x & 3) * 8 + warp_m() * 4;
+    if (!FACTORS) weights = __uint_as_float(load_shared4(scales + BLOCK_M * 4));
+    tokens = scales + (threadIdx.x & 3) * (FACTORS ? 16 : 8) + warp_m() * 4;
   }
+  // With FACTORS: those of a lane's columns of the i-th 16.
+  DEVICE uint4 products(int i) const { return load_shared16(tokens + i * 64); }
   // What the j-th 8 columns' products are multiplied by: a lane's two columns.
   DEVICE float2 factors(int j) const {
     const uint2 pair = load_shared8(tokens + j * 32);
@@ -70,11 +72,13 @@ DEVICE void fold(float (&sum)[4], const float (&part)[4], const float2& factor) 
 
 #if WGMMA && defined(SLAB_SCALES)
 // One stage by wgmma: a k-slab's products add up in separate registers, which also bounds what e4m3
-// wgmma's short sums lose, then its scales bring them into the sums. Of 256 tokens half at a
-// time: the registers hold no more. Meanwhile the other warpgroup multiplies.
+// wgmma's short sums lose, then its scales bring them into the sums. Of 256 tokens half at a time:
+// the registers hold no more. With TURNS two warpgroups take turns to multiply, so that one
+// scales while the other multiplies; if both begin together, both scale together.
 DEVICE void consume(const Ring& r, const PipelineState& here, const Mine& mine, Sums& sums) {
   static_assert(WARP_TILES == 1, "the registers hold one m16 tile's parts");
-  constexpr int WIDTH = BLOCK_M > 128 ? 128 : BLOCK_M;
+  constexpr int WIDTH = BLOCK_M > 128 ? 128 : BLOCK_M, AT_ONCE = 2;
+  const u32 own = threadIdx.x / 128, other = own ^ 1;
   const u32 stage = r.stage(here.index);
   const u64 tiles = wgmma_tile(uniform(stage));
 #pragma unroll
@@ -86,17 +90,34 @@ DEVICE void consume(const Ring& r, const PipelineState& here, const Mine& mine, 
     for (int from = 0; from < BLOCK_M; from += WIDTH) {
       float part[WIDTH / 8][4];
       const u64 tile = tiles + (u * BLOCK_M + from) * (128 / 16);
+      if (TURNS) meet(1 + own, 2 * 128);
       wgmma_fence();
       Wgmma<FP8_MMA, WIDTH>::begin(part, a[0], tile);
 #pragma unroll
       for (int step = 1; step < 4; ++step)
         Wgmma<FP8_MMA, WIDTH>::run(part, a[step], tile + 2 * step);
       wgmma_commit();
-      wgmma_wait<0>();
-      wgmma_read(part);
+      if constexpr (FACTORS) {
+        if (TURNS) pass(1 + other, 2 * 128);
+        uint4 ahead[AT_ONCE];
 #pragma unroll
-      for (int j = 0; j < WIDTH / 8; ++j)
-        fold(sums[0][from / 8 + j], part[j], scales.factors(from / 8 + j));
+        for (int i = 0; i < AT_ONCE; ++i) ahead[i] = scales.products(from / 16 + i);
+        wgmma_wait<0>();
+        wgmma_read(part);
+#pragma unroll
+        for (int i = 0; i < WIDTH / 16; ++i) {
+          const uint4 f = i < AT_ONCE ? ahead[i % AT_ONCE] : scales.products(from / 16 + i);
+          fold(sums[0][from / 8 + 2 * i], part[2 * i],
+               {__uint_as_float(f.x), __uint_as_float(f.y)});
+          fold(sums[0][from / 8 + 2 * i + 1], part[2 * i + 1],
+               {__uint_as_float(f.z), __uint_as_float(f.w)});
+        }
+      } else {
+        wgmma_wait<0>();
+        wgmma_read(part);
+#pragma unroll
+        for (int j = 0; j < WIDTH / 8; ++j) fold(sums[0][j], part[j], scales.factors(j));
+      }
     }
   }
   __syncwarp();  // scales are read behind the last wait, which meets the warp
@@ -135,17 +156,18 @@ template <class Finish>
 DEVICE void consume_all(const Problem& p, const Ring& r, void* out, const Finish& finish) {
   wait_for_previous();  // nothing may be written earlier
   PipelineState here;
-  for (u32 tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-    const Mine mine(min(BLOCK_N, p.rows - Corner(p, tile).n) / 16);
+  // With FACTORS nothing is held all along: a block has at least one tile.
+  u32 tiles = FACTORS ? ~0u : p.tiles;
+  for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const Problem now = FACTORS ? recomputed(p) : p;
+    const Mine mine(min(BLOCK_N, now.rows - Corner(now, tile).n) / 16);
     Sums sums = {};
     for (int stage = 0; stage < p.stages; ++stage, here.next()) {
       barrier_wait_whole(r.full + here.index * 8, here.phase);
       consume(r, here, mine, sums);
     }
-    Problem late = p;
-    late.m = forget(p.m), late.k = forget(p.k);  // or what is computed here is held all along
-    late.n = recomputed(p.n);
-    late.divide();
+    const Problem late = recomputed(p);  // or what is computed here is held all along
+    if (FACTORS) tiles = late.tiles;
     const Corner at(late, tile);
     const Factors<Finish> factors(late, at, finish);
     write_tile(late, at, out, sums, factors);
@@ -198,7 +220,9 @@ DEVICE void stream_k_gemm(Problem p, void* out, const Finish& finish) {
   const Ring ring = {shared_address(memory), full, full + 8 * STAGES};
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
-      barrier_init(ring.full + i * 8, 1 + COPIERS);  // weights announced, activations there
+      const bool factors = FACTORS && i % SCALE_SLABS == 0;
+      // Weights announced, activations there, and the factors of a round.
+      barrier_init(ring.full + i * 8, 1 + COPIERS + (factors ? WARP_ARRIVALS : 0));
       barrier_init(ring.empty + i * 8, WARPS * WARP_ARRIVALS);
     }
     barrier_init_fence();
@@ -208,9 +232,14 @@ DEVICE void stream_k_gemm(Problem p, void* out, const Finish& finish) {
     if (MOVE_REGISTERS) fewer_registers<FEWER>();
     if (threadIdx.x == THREADS) produce_all_weights(p, ring);
     else if (threadIdx.x >= FIRST_COPIER) produce_all_activations(p, ring);
+#if defined(SLAB_SCALES) && BAND
+    else if (FACTORS && threadIdx.x >= THREADS + 32) produce_all_factors(p, ring);
+#endif
   } else {
     if (MOVE_REGISTERS) more_registers<MORE>();
+    if (TURNS && threadIdx.x >= 128) pass(1, 2 * 128);  // the first turn
     consume_all(p, ring, out, finish);
+    if (TURNS && threadIdx.x < 128) meet(1, 2 * 128);
 #if !BAND
     fix_up(p, out, finish);
 #endif

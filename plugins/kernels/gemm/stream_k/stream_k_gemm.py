@@ -23,6 +23,9 @@ BLOCK_MS = (8, 16, 32, 64, 128)
 SMALL = 16
 LARGE_N, LARGE_M = 128, 256
 SWIZZLED = 1024  # bytes of eight rows in the 128-byte swizzle
+# k-slabs up to which turns of large tiles take longer than products and scales that collide: 5 % at
+# 40 k-slabs; at 136 they take 7 % less (benchmarks/log/gemm/linear_fp8_block_mma.md)
+FEW_SLABS = 64
 _RESERVED = 1024  # shared memory of the barriers, after which the ring is aligned
 
 
@@ -258,6 +261,8 @@ def plan(
         macros["BY_TOKEN"] = 1
     if tile.scale_slabs > 1:
         macros["SCALE_SLABS"] = tile.scale_slabs
+    if form.slab_scales and tile.block_m > 128 and slabs > FEW_SLABS:
+        macros["TURNS"] = 1
     macros |= form.more(node)
     partial = 256 if band else 2 * blocks * tile.block_n * tile.block_m * 4
     arrived = Scratch(2 * blocks * tile.warps * 4, zeroed=True)

@@ -32,7 +32,7 @@ constexpr int SLAB_XS = BLOCK_M * X_SCALE_BYTES;
 #ifndef SCALE_SLABS
 #define SCALE_SLABS 1
 #endif
-static_assert(SCALE_SLABS == 1 || SCALE_SLABS == STAGES && STAGE_SLABS == 1, "once a round");
+static_assert(SCALE_SLABS == 1 || SCALE_SLABS == 4 && STAGES == 4, "once a round of the ring");
 constexpr int SCALE_ROUNDS = SCALE_SLABS > 1 ? 2 : 1;  // of scales in a stage
 constexpr int STAGE_XS = STAGE_SLABS * SLAB_XS * SCALE_ROUNDS;
 constexpr int OWN = STAGE_X + STAGE_W + STAGE_S + STAGE_XS;
@@ -40,15 +40,24 @@ constexpr int OWN = STAGE_X + STAGE_W + STAGE_S + STAGE_XS;
 constexpr int STAGE = (OWN + (WGMMA ? 1023 : 0)) & (WGMMA ? ~1023 : ~0);
 constexpr int SHARED = STAGES * STAGE;  // bytes of dynamic shared memory
 // Threads that bring activations: a whole number of eights of rows at a time, which keeps a
-// thread's place within a row's swizzle. The warp between them and that of the weights rests.
+// thread's place within a row's swizzle. The warp between them and that of the weights rests, or
+// brings the FACTORS of two warpgroups with 256 tokens: the scales of tokens times the weights'.
 constexpr int COPIERS = 64;
+#ifdef SLAB_SCALES
+constexpr bool FACTORS = BLOCK_M > 128;
+#else
+constexpr bool FACTORS = false;
+#endif
+#ifndef TURNS
+#define TURNS 0
+#endif
 constexpr int FIRST_COPIER = THREADS + 64;
 constexpr int BLOCK = FIRST_COPIER + COPIERS;
 // From producers to consumers, where the sums of a warp want it: what four warpgroups may have of a
 // block's, or two; scales of activations take more of the producers.
 constexpr bool MOVE_REGISTERS = BLOCK_M > 64 && BLOCK_N > 128 || BLOCK_M > 128;
-constexpr int FEWER = WARPS > 8 ? 24 : X_SCALE_BYTES ? 56 : 40;
-constexpr int MORE = WARPS > 8 ? 112 : X_SCALE_BYTES ? 224 : 232;
+constexpr int FEWER = WARPS > 8 ? 24 : 40;
+constexpr int MORE = WARPS > 8 ? 112 : 232;
 
 // With SLAB_SCALES registers are short: what is computed of the value is not held all along.
 DEVICE u32 recomputed(u32 value) {
@@ -97,6 +106,12 @@ struct Problem {
     return ((stage / (CUT / STAGE_SLABS) + 1) * gridDim.x - 1) / line;
   }
 };
+
+DEVICE Problem recomputed(Problem p) {
+  p.m = forget(p.m), p.n = recomputed(p.n), p.k = forget(p.k);
+  p.divide();
+  return p;
+}
 
 // Where a tile is. In bands of BAND tiles along m, if it is given, so that what runs at once
 // shares weights and activations in L2; else m by m.
@@ -202,23 +217,21 @@ DEVICE void produce_all_weights(const Problem& p, const Ring& r) {
   launch_dependents();
 }
 
-// The scales of one stage's activations, k-slab by k-slab, a copy a row. With SCALE_SLABS those of
-// a round of the ring, with its first stage: a row's are in one sector, which L2 gives once.
+// The scales of one stage's activations, k-slab by k-slab, a copy a row.
 DEVICE void produce_x_scales(const Problem& p, u32 to, const WorkCursor& c) {
   static_assert(X_SCALE_BYTES == 0 || X_SCALE_BYTES == 4 || X_SCALE_BYTES == 16, "a copy a row");
   const int rows = min(BLOCK_M, p.m - c.at.m), slabs = p.stages * STAGE_SLABS;
 #ifdef SLAB_SCALES
-  constexpr int COUNT = STAGE_SLABS * SCALE_SLABS, APART = SCALE_SLABS > 1 ? STAGE : SLAB_XS;
   const int first = c.stage * STAGE_SLABS, thread = threadIdx.x - FIRST_COPIER;
   const float* from = (const float*)p.x_scales + (u64)c.at.m * slabs + first;
 #pragma unroll
   for (int row = thread; row < BLOCK_M; row += COPIERS)
     if (row < rows)
 #pragma unroll
-      for (int u = 0; u < COUNT; ++u)
-        copy_async_few<4>(to + u * APART + row * 4, from + (u64)row * slabs + u);
-  if (thread < COUNT)
-    copy_async_few<4>(to + thread * APART + BLOCK_M * 4,
+      for (int u = 0; u < STAGE_SLABS; ++u)
+        copy_async_few<4>(to + u * SLAB_XS + row * 4, from + (u64)row * slabs + u);
+  if (thread < STAGE_SLABS)
+    copy_async_few<4>(to + thread * SLAB_XS + BLOCK_M * 4,
                       p.w_scales + (u64)(c.at.n / 128) * slabs + first + thread);
 #else
 #pragma unroll
@@ -230,6 +243,58 @@ DEVICE void produce_x_scales(const Problem& p, u32 to, const WorkCursor& c) {
                    p.x_scales + ((u64)(c.at.m + row) * slabs + c.stage * STAGE_SLABS + u) * 16, 16);
 #endif
 }
+
+#if defined(SLAB_SCALES) && BAND
+// A row's scales of SCALE_SLABS k-slabs, which are in one sector of L2, or zeros.
+DEVICE void load_slabs(float (&to)[SCALE_SLABS], const float* from, bool there) {
+  if constexpr (SCALE_SLABS == 4) {
+    const uint4 four = load_if16(there, from);
+    to[0] = __uint_as_float(four.x), to[1] = __uint_as_float(four.y);
+    to[2] = __uint_as_float(four.z), to[3] = __uint_as_float(four.w);
+  } else {
+    to[0] = __uint_as_float(load_if(there, (const u32*)from));
+  }
+}
+
+// FACTORS, of SCALE_SLABS k-slabs at once. Of 16 tokens those of the columns 2t, 2t + 1, 2t + 8 and
+// 2t + 9, which lane t multiplies, are neighbours.
+DEVICE void produce_all_factors(const Problem& p, const Ring& r) {
+  constexpr int AT_ONCE = 4;  // rows of a lane
+  const u32 lane = threadIdx.x & 31, column = lane & 7;
+  const u32 place = (lane & 16) + column / 2 * 4 + (lane & 8) / 4 + (column & 1);
+  PipelineState here;
+  wait_for_previous();
+  for (u32 tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+    const Corner at(p, tile);
+    const float* row = (const float*)p.x_scales + (u64)(at.m + lane) * p.stages;
+    const float* weights = p.w_scales + at.n / 128 * p.stages;
+    const int rows = p.m - at.m - (int)lane;
+    for (int stage = 0; stage < p.stages; stage += SCALE_SLABS) {
+      const u32 index = SCALE_SLABS > 1 ? 0 : here.index;
+      float weight[SCALE_SLABS];
+      load_slabs(weight, weights + stage, true);
+      barrier_wait_whole(r.empty + index * 8, here.phase ^ 1);  // at first it does not wait
+      u32 to = r.stage(index) + here.scales() + place * 4;
+      const float* from = row + stage;
+#pragma unroll 1
+      for (int left = rows; left > rows - BLOCK_M; left -= AT_ONCE * 32) {
+        float tokens[AT_ONCE][SCALE_SLABS];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i, from += 32 * p.stages)
+          load_slabs(tokens[i], from, i * 32 < left);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i, to += 32 * 4)
+#pragma unroll
+          for (int u = 0; u < SCALE_SLABS; ++u)
+            store_shared4(to + u * STAGE, __float_as_uint(tokens[i][u] * weight[u]));
+      }
+      __syncwarp();
+      barrier_arrive_warp(r.full + index * 8, lane);
+      for (int u = 0; u < SCALE_SLABS; ++u) here.next();
+    }
+  }
+}
+#endif
 
 // The activations of one stage: rows of 128 bytes, 16-byte chunks swizzled by the row.
 DEVICE void produce_activations(const Problem& p, const Ring& r, const PipelineState& here,
@@ -249,8 +314,7 @@ DEVICE void produce_activations(const Problem& p, const Ring& r, const PipelineS
         copy_async(to + u * BLOCK_M * 128 + i * 1024, inside ? from + u * 128 : p.x,
                    inside ? 16 : 0);
       }
-  if constexpr (X_SCALE_BYTES > 0)
-    if (SCALE_SLABS == 1 || here.index == 0) produce_x_scales(p, stage + here.scales(), c);
+  if constexpr (X_SCALE_BYTES > 0 && !FACTORS) produce_x_scales(p, stage + here.scales(), c);
 #if WGMMA
   commit_copies();
 #else

@@ -5,11 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zmq.asyncio
 
-from spark_engine.runtime.server.engine_client import early, engine_process
+from spark_engine import engine_file
+from spark_engine.errors import EngineError
+from spark_engine.runtime.server.engine_client import early, engine_process, worker
 
 SCRIPT = """
 import os, sys
@@ -24,7 +27,7 @@ sys.stdin.read()
 @pytest.fixture
 def waiting(monkeypatch: pytest.MonkeyPatch) -> tuple[early.EarlyProcess, subprocess.Popen[bytes]]:
     """A process that began with another environment."""
-    monkeypatch.setattr(early, "WORKER", (sys.executable, "-c", SCRIPT))
+    monkeypatch.setattr(early, "EARLY", (sys.executable, "-c", SCRIPT))
     monkeypatch.setenv("BEFORE", "1")
     made = early.EarlyProcess()
     monkeypatch.delenv("BEFORE")
@@ -76,7 +79,7 @@ async def test_an_engine_process_is_the_early_one_or_starts(
     context = zmq.asyncio.Context()
     code = "import sys; open(sys.argv[1], 'a').write('started'); sys.stdin.read()"
     command = (sys.executable, "-P", "-c", code, str(tmp_path / "out"))
-    assert len(early.WORKER) == 3 and len(engine_process.WORKER) == 4
+    assert len(engine_process.WORKER) == 4
     made = engine_process.EngineProcess(command, context, lambda data: None)
     if ended:
         process.wait(60)
@@ -91,3 +94,42 @@ async def test_an_engine_process_is_the_early_one_or_starts(
     assert text == "started" if ended else text.startswith("ipc://")
     assert not os.path.exists(f"/proc/{made.pid}")
     context.term()
+
+
+@pytest.mark.parametrize(
+    ("target", "fails", "held"),
+    [
+        ("sm_90a", "", 1),
+        ("cpu", "", 0),
+        (None, "", 1),
+        ("sm_90a", "cuInit", 0),
+        ("cpu", "cuInit", 0),
+    ],
+)
+def test_it_holds_a_context_for_an_engine_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str | None, fails: str, held: int
+) -> None:
+    """Before it has orders. Without a GPU, or a manifest, it gets to the worker, which says why."""
+    pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+    from spark_engine.device import cuda_driver
+    from tests.fake_driver import FakeDriver
+
+    driver = FakeDriver(fails=(fails,))
+    monkeypatch.setattr(cuda_driver, "driver", driver)
+
+    def manifest(folder: Path) -> SimpleNamespace:
+        if target is None:
+            raise EngineError("no engine is there")
+        assert folder == tmp_path
+        return SimpleNamespace(target=target)
+
+    def orders() -> list[str]:
+        assert driver.held["cuDevicePrimaryCtxRetain"] == (not fails)
+        return [str(tmp_path), "{}", "ipc://x"]
+
+    given: list[list[str]] = []
+    monkeypatch.setattr(engine_file, "read_manifest", manifest)
+    monkeypatch.setattr(early, "read_orders", orders)
+    monkeypatch.setattr(worker, "main", lambda words: given.append(words) or 7)
+    assert early.main() == 7 and given == [[str(tmp_path), "{}", "ipc://x"]]
+    assert driver.held["cuDevicePrimaryCtxRetain"] == held

@@ -24,8 +24,8 @@ from spark_engine.runtime.server.process.lifecycle import on_hangup
 from spark_engine.runtime.server.process.options import ServerOptions
 from spark_engine.runtime.server.process.port import bind
 from tests.certificates import OPENSSL, needs_openssl, pair
-from tests.runtime.served_app import serving
 from tests.runtime.server.api.api_client import ApiClient
+from tests.runtime.server.http.served_app import serving
 
 
 @needs_openssl
