@@ -5,6 +5,7 @@ Knows the order of the steps and not what they do.
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -76,6 +77,7 @@ CUBINS = ".cubins"  # next to the engine folders: compiled kernels by content
 WORKERS = 16  # threads that make weights; numpy lets them run side by side
 Progress = Callable[[str], None]
 BUCKET_FILE = 1 << 20  # bytes of a `.engine` file, about
+SHOWN_S = 0.1  # seconds between two looks at the progress of the weights
 
 
 def build(
@@ -133,14 +135,15 @@ def build(
         with staging(destination) as folder:
             memory = host_budget(available_memory())  # a forked process may not ask the driver
             write = partial(emit_weights, model, graphs, layout, folder, plan.ranks, memory)
+            backend.weights = folder / weights_name(0, plan.ranks)
+            emitted = partial(emit_buckets, graphs, plan, layout, folder, backend, clock)
             with in_background(write, clock, backend.kernels and not memory.shared) as written:
                 if backend.kernels:
                     choose_kernels(backend, [*graphs.values()], plan.target, clock, progress)
+                    buckets = emitted()
                 clock.start("write", f"{report.size(plan.ranks * layout.total)} of weights")
                 written()
-            clock.start("emit", "the buckets")
-            backend.weights = folder / weights_name(0, plan.ranks)
-            buckets = emit_buckets(graphs, plan, layout, folder, backend, advance)
+            buckets = buckets if backend.kernels else emitted()
             copy_tokenizer(checkpoint, folder / TOKENIZER)
             clock.start("seal", "the folder by its hashes")
             manifest = make_manifest(
@@ -284,14 +287,15 @@ def emit_buckets(
     layout: WeightLayout,
     folder: Path,
     backend: Backend,
-    advance: Advance,
+    clock: StageClock,
 ) -> list[Bucket]:
+    clock.start("emit", "the buckets")
     buckets: list[Bucket] = []
     chosen = backend.sizes
     sizes = {f: chosen[f] if f in chosen else plan.buckets.of(f) for f in graphs}
     wanted = [(graph, size) for family, graph in graphs.items() for size in sizes[family]]
     for graph, size in wanted:
-        advance(len(buckets), len(wanted))
+        clock.advance(len(buckets), len(wanted))
         made = backend.emit(graph, size, layout.entries)
         (folder / size.file).write_bytes(encode_engine(made.header, made.payload))
         cost = round(made.seconds * 1e6, 2)
@@ -316,15 +320,18 @@ def emit_weights(
     in_work = weights_in_work(layout, memory)
     weights = {name: w for graph in graphs.values() for name, w in graph.weights.items()}
     assert model.checkpoint is not None
-    reader, lock, done = model.checkpoint, Lock(), 0
+    reader, lock, done, shown = model.checkpoint, Lock(), 0, 0.0
+    left = ranks * len(layout.entries)
 
     def make(recipes: Mapping[str, Recipe], name: str) -> Array:
-        nonlocal done
+        nonlocal done, shown, left
         value = recipes[name].evaluate(reader)
         with lock:
-            clock.look()
-            done += value.nbytes
-            clock.advance(done, ranks * layout.total)
+            done, left = done + value.nbytes, left - 1
+            if not left or time.monotonic() > shown + SHOWN_S:  # other threads wait for it
+                shown = time.monotonic()
+                clock.look()
+                clock.advance(done, ranks * layout.total)
         return value
 
     for rank in range(ranks):

@@ -3,6 +3,7 @@
 Knows the command line; the work is `build.build`, and `command` says how it ends.
 """
 
+import gc
 import json
 import os
 import sys
@@ -43,6 +44,7 @@ from spark_engine.kernel import CARDS
 from spark_engine.models.open_model import read_description
 from spark_engine.progress import Progress
 
+COLLECTIONS = 100_000, 20, 20  # rare: nearly all of what a build makes lives until its end
 Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
@@ -270,6 +272,7 @@ def main(
     hub = name_of(checkpoint)
     name = hub.partition("@")[0].rpartition("/")[2] if hub else checkpoint.resolve().name
     folder = output or Path("engines") / name
+    gc.set_threshold(*COLLECTIONS)
     with command("spark-build"):
         choose(os.environ, device)
         sizes = {

@@ -26,8 +26,7 @@ from spark_engine.device.cuda_driver import (
     static_shared,
     value,
 )
-from spark_engine.device.occupancy import SharedMemoryScale
-from spark_engine.device.rehearsal import requested_rehearsal
+from spark_engine.device.rehearsal import SharedMemoryScale, requested_rehearsal
 from spark_engine.device.sm_partition import partition, whole
 from spark_engine.errors import ExecutorError
 from spark_engine.kernel import Launch, Shape, Target, rehearsal, target_of
@@ -48,7 +47,7 @@ def present() -> Target | None:
     OptionError if this GPU cannot represent it.
     """
     rehearsed, found = requested_rehearsal(), _present()
-    return rehearsal(rehearsed.target, found) if rehearsed and found else found
+    return rehearsal(rehearsed, found) if rehearsed and found else found
 
 
 def _present() -> Target | None:
@@ -105,8 +104,8 @@ class Gpu:
     """The first GPU's primary context, current in this thread, and one stream.
 
     Another thread calls `use` first. In a rehearsal (`SPARK_REHEARSE`) it is a partition of the
-    GPU's multiprocessors; `kind` is "whole", "green context" or "occupied". In a rehearsal
-    `smem_scale` scales the shared memory of blocks by the ratio of the multiprocessors' sizes.
+    GPU's multiprocessors; `kind` is "whole" or "green context". In a rehearsal `smem_scale` scales
+    the shared memory of blocks by the ratio of the multiprocessors' sizes.
     """
 
     def __init__(self) -> None:
@@ -123,12 +122,10 @@ class Gpu:
                 mine = whole(self._device, context, undo)
             else:  # after a green context ends, the thread's current context is destroyed
                 undo.callback(lambda: value(driver.cuCtxSetCurrent(before)))
-                mine = partition(
-                    self._device, context, rehearsed.target.sms, rehearsed.occupy, undo
-                )
-            self._context, self.stream, self._alone = mine.context, mine.stream, mine.alone
+                mine = partition(self._device, rehearsed.sms, undo)
+            self._context, self.stream = mine.context, mine.stream
             self.multiprocessors, self.kind = mine.multiprocessors, mine.kind
-            self.smem_scale = _smem_scale(self._device, rehearsed.target) if rehearsed else None
+            self.smem_scale = _smem_scale(self._device, rehearsed) if rehearsed else None
             undo.callback(self._unload_all)
             self._undo = undo.pop_all()
 
@@ -181,25 +178,21 @@ class Gpu:
 
     def allocate(self, nbytes: int) -> int:
         """Allocates device memory; returns its address, on a 256-byte boundary."""
-        with self._alone():
-            return int(value(driver.cuMemAlloc(max(nbytes, 1)), nbytes))
+        return int(value(driver.cuMemAlloc(max(nbytes, 1)), nbytes))
 
     def free(self, address: int) -> None:
         """Frees memory of `allocate`."""
-        with self._alone():
-            value(driver.cuMemFree(address))
+        value(driver.cuMemFree(address))
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
         """Allocates page-locked host memory, for copies that overlap; valid until `unpin`."""
-        with self._alone():
-            address = int(value(driver.cuMemHostAlloc(max(nbytes, 1), 0), nbytes))
+        address = int(value(driver.cuMemHostAlloc(max(nbytes, 1), 0), nbytes))
         raw = (ctypes.c_uint8 * nbytes).from_address(address)
         return np.ctypeslib.as_array(raw)
 
     def unpin(self, memory: NDArray[np.uint8]) -> None:
         """Frees memory of `pinned`."""
-        with self._alone():
-            value(driver.cuMemFreeHost(memory.ctypes.data))
+        value(driver.cuMemFreeHost(memory.ctypes.data))
 
     @property
     def registers(self) -> bool:
@@ -208,13 +201,11 @@ class Gpu:
 
     def register(self, memory: Array) -> None:
         """Page-locks memory that other processes may share; valid until `unregister`."""
-        with self._alone():
-            value(driver.cuMemHostRegister(memory.ctypes.data, memory.nbytes, 0), memory.nbytes)
+        value(driver.cuMemHostRegister(memory.ctypes.data, memory.nbytes, 0), memory.nbytes)
 
     def unregister(self, memory: Array) -> None:
         """Ends `register`."""
-        with self._alone():
-            value(driver.cuMemHostUnregister(memory.ctypes.data))
+        value(driver.cuMemHostUnregister(memory.ctypes.data))
 
     def upload(self, address: int, array: Array, stream: Stream | None = None) -> None:
         """Queues a copy to the device; `array` is C-contiguous and must not change before."""
@@ -251,15 +242,13 @@ class Gpu:
 
     def module(self, cubin: bytes) -> Module:
         """Loads a cubin; `unload` or `close` unloads it."""
-        with self._alone():
-            self._modules.append(value(driver.cuModuleLoadData(cubin)))
+        self._modules.append(value(driver.cuModuleLoadData(cubin)))
         return self._modules[-1]
 
     def unload(self, module: Module) -> None:
         """Unloads a cubin."""
         self._modules.remove(module)
-        with self._alone():
-            value(driver.cuModuleUnload(module))
+        value(driver.cuModuleUnload(module))
 
     def _unload_all(self) -> None:
         with ExitStack() as undo:  # all of them, even if one fails
@@ -272,8 +261,7 @@ class Gpu:
 
     def load_function(self, function: Function) -> None:
         """Loads its code now, which the driver otherwise does at the first launch."""
-        with self._alone():
-            value(driver.cuFuncLoad(function))
+        value(driver.cuFuncLoad(function))
 
     def allow_shared(self, function: Function, nbytes: int) -> None:
         """Allows launches this much dynamic shared memory; up to 48 KiB in all need no call."""

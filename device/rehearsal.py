@@ -13,33 +13,38 @@ from spark_engine import hints
 from spark_engine.errors import OptionError
 from spark_engine.kernel import TARGETS, Target
 
-VARIABLE = "SPARK_REHEARSE"  # sm_121a, or sm_121a:occupy
-OCCUPY = "occupy"
+VARIABLE = "SPARK_REHEARSE"  # sm_121a
+RESERVED = 1024  # bytes per block that the system reserves
+GRAIN = 128  # bytes: unit of shared memory allocation
 
 
-@dataclass(frozen=True)
-class Rehearsal:
-    """The requested rehearsal.
-
-    Attributes:
-        target: its multiprocessors and limits apply to this process.
-        occupy: blocks occupy the other multiprocessors, even if the driver could split them off.
-    """
-
-    target: Target
-    occupy: bool = False
-
-
-def requested_rehearsal(environment: Mapping[str, str] | None = None) -> Rehearsal | None:
-    """The requested rehearsal; None without one. Raises OptionError for an unknown value."""
+def requested_rehearsal(environment: Mapping[str, str] | None = None) -> Target | None:
+    """The GPU that this process acts as; None without a rehearsal. Raises OptionError for an
+    unknown value."""
     given = (os.environ if environment is None else environment).get(VARIABLE, "")
     if not given:
         return None
-    name, _, how = given.partition(":")
-    if name not in TARGETS:
-        known = ", ".join(TARGETS)
-        near = hints.near(name, (*TARGETS,))
-        raise OptionError(f"{VARIABLE}={given}: {name!r} is no GPU target{near} ({known})")
-    if how not in ("", OCCUPY):
-        raise OptionError(f"{VARIABLE}={given}: the only suffix is ':{OCCUPY}'")
-    return Rehearsal(TARGETS[name], how == OCCUPY)
+    if given not in TARGETS:
+        known, near = ", ".join(TARGETS), hints.near(given, (*TARGETS,))
+        raise OptionError(f"{VARIABLE}={given}: {given!r} is no GPU target{near} ({known})")
+    return TARGETS[given]
+
+
+@dataclass(frozen=True)
+class SharedMemoryScale:
+    """As many blocks per multiprocessor as on the rehearsed GPU: a Hopper's has 228 KiB of shared
+    memory, a GB10's 100, so a block that fills one of a GB10 would share a Hopper's.
+
+    Bytes of shared memory per multiprocessor: of the rehearsed GPU, and of this one. `most`: the
+    limit of one block on this GPU.
+    """
+
+    theirs: int
+    here: int
+    most: int
+
+    def dynamic(self, dynamic: int, static: int) -> int:
+        """Bytes of dynamic shared memory with which a block takes the same part of a multiprocessor
+        here as with `dynamic` on the rehearsed GPU; `static`: its static bytes."""
+        whole = (dynamic + static + RESERVED) * self.here // self.theirs // GRAIN * GRAIN
+        return max(dynamic, min(whole - RESERVED, self.most) - static)

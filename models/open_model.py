@@ -17,6 +17,7 @@ from spark_engine.models.checkpoint.draft_tensors import draft_tensors
 from spark_engine.models.checkpoint.expected_tensors import (
     ASIDE,
     MTP,
+    TEXT,
     VISION,
     Expected,
     check_tensors,
@@ -43,7 +44,6 @@ from spark_engine.models.config.json_values import Json, malformed_json
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.config.rope import rescaled
 from spark_engine.models.config.vision import PREPROCESSOR, PROCESSOR, vision_info
-from spark_engine.models.exporter_layout import exporter_layout
 from spark_engine.models.families.registry import family_of, read_config
 from spark_engine.models.synthetic import is_synthetic, open_synthetic
 from spark_engine.models.weights.shards import Shards, local_config
@@ -248,3 +248,42 @@ def _check_tied(rows: Iterable[Row], layout: Layout, checkpoint: Checkpoint) -> 
             f"{file}: tensor {name} differs from {embedding.name}, though config.json says "
             "tie_word_embeddings; set it to false if the head is its own"
         )
+
+
+@dataclass(frozen=True)
+class ExporterLayout:
+    """The tensors of a configuration as exporters write them.
+
+    Attributes:
+        rows: the tensors of the text network and of the vision tower.
+        expected: all tensors, those of the draft head included.
+        draft_note: why there is no draft head, or "".
+    """
+
+    rows: tuple[Row, ...]
+    table: QuantTable
+    layout: Layout
+    expected: Mapping[str, Expected]
+    draft_note: str
+
+    @property
+    def stored(self) -> list[Expected]:
+        """The tensors that an exporter writes and a graph may read."""
+        return usual(self.expected, TEXT, MTP, VISION)
+
+
+def exporter_layout(config: ModelConfig, declared: tuple[Declared, ...]) -> ExporterLayout:
+    """The layout for these JSON files. Raises CheckpointError if they contradict each other."""
+    family = family_of(config)
+    rows, (drafts, note) = family.tensors(config), family.draft_tensors(config)
+    table = quant_table(rows, declared)
+    head = quant_table(drafts, declared)
+    # quantised experts are stored one by one
+    stacked, of_head = (family.stacks_experts and not t.quantised for t in (table, head))
+    layout = Layout.usual(config.nested, stacked, of_head, (*rows, *drafts))
+    table = table.drafting(head)
+    expected = {
+        **expected_tensors(rows, config.dtype, table, layout),
+        **expected_tensors(drafts, config.dtype, table, layout, MTP),
+    }
+    return ExporterLayout(rows, table, layout, expected, note)

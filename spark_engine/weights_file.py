@@ -24,7 +24,7 @@ from spark_engine.tensors import Array, DType, TensorSpec
 
 ALIGNMENT = 64  # bytes; one cache line, and what vector loads of every executor need
 PAD = ".pad."
-IN_FLIGHT = 8 << 30  # bytes that a parallel write may hold at once
+IN_FLIGHT = 12 << 30  # bytes that a parallel write may hold at once
 COPIES = 3  # arrays of a tensor's size alive while it is made: parts, whole, packed
 
 _DTYPES = {dtype.safetensors: dtype for dtype in DType}

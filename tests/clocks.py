@@ -1,14 +1,11 @@
 """Event loops on a test's own clock: no deadline passes because the machine is busy."""
 
 import asyncio
-import inspect
 import selectors
-from collections.abc import Callable, Coroutine
-from functools import partial
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-Test = Callable[..., Coroutine[Any, Any, None]]
 
 
 class StandingLoop(asyncio.SelectorEventLoop):
@@ -44,19 +41,3 @@ def leap(work: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run` on a LeapingLoop."""
     with asyncio.Runner(loop_factory=LeapingLoop) as runner:
         return runner.run(work)
-
-
-def given_by(run: Callable[[Test], object]) -> Callable[[Test], Callable[..., None]]:
-    """A decorator of tests: `run` calls the rest of a test with its first argument; the others are
-    fixtures and parameters, by name."""
-
-    def decorate(test: Test) -> Callable[..., None]:
-        def whole(**others: Any) -> None:
-            run(partial(test, **others))
-
-        whole.__name__, whole.__doc__ = test.__name__, test.__doc__
-        given = [*inspect.signature(test).parameters.values()][1:]
-        whole.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
-        return whole
-
-    return decorate

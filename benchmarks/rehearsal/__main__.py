@@ -11,7 +11,6 @@ What is found is printed and written as it comes, to `PART.json.xz` under `--out
 docs/results/ are made from these. A part that dies or says nothing for a while is started again
 behind the case that ended it, which gets a row: wrong, or hung. `--resume` continues a call that
 was cut off: its right rows stay. Exit code 1 where a row is not right.
-`--occupy` fills the other multiprocessors instead of asking the driver for a part.
 """
 
 import argparse
@@ -33,7 +32,7 @@ from typing import IO, Any
 
 from benchmarks.result_files import REHEARSED, read, write
 from spark_engine.device.gpu import present
-from spark_engine.device.rehearsal import OCCUPY, VARIABLE
+from spark_engine.device.rehearsal import VARIABLE
 from spark_engine.kernel import TARGETS
 
 PARTS: Mapping[str, float] = {  # by the seconds for which each may say nothing
@@ -168,7 +167,6 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", default=",".join(PARTS), help="some of them, a list")
     parser.add_argument("--target", default="sm_121a", help="the target that is rehearsed")
-    parser.add_argument("--occupy", action="store_true", help="occupy the other multiprocessors")
     parser.add_argument("--models", help="of `layers` and `steps`, a list; default all")
     parser.add_argument("--ops", help="of `ops` and the sanitizers, a list; default all")
     parser.add_argument("--jobs", type=int, help="processes of a sanitizer at a time")
@@ -201,8 +199,7 @@ def check_here(target: str) -> str:
 def main() -> int:
     """Runs the parts in order and sums up."""
     args = arguments()
-    rehearse = args.target + (f":{OCCUPY}" if args.occupy else "")
-    options = {"rehearse": rehearse, "work": str(args.work), "steps": args.steps}
+    options = {"rehearse": args.target, "work": str(args.work), "steps": args.steps}
     options |= {"out": str(args.out), "jobs": args.jobs}
     for name in ("models", "ops"):
         options |= {name: value.split(",")} if (value := getattr(args, name)) else {}

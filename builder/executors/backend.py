@@ -41,7 +41,7 @@ class Backend:
         tactics: rows of the manifest, after `choose`.
         notes: sentences for the report.
         sizes: the buckets of each family if their cost decided them.
-        weights: the file that holds the weights, written before the first `emit`.
+        weights: the file that holds the weights, written before the first `emit` without `kernels`.
     """
 
     executor: str

@@ -63,9 +63,10 @@ class NativeBackend(Backend):
             known = self._cache.parent / TIMINGS
             made = nvrtc.Compiler(self._target, self._cache, self._workers)
             with made, GpuTimer(self._target, self._cache, known, say, compiled=made) as timer:
-                sizes = [(g.graph, (*self._sizes(g), *self._finer(g))) for g in graphs]
                 chooser = Chooser(self._ops, self._target, timer)
-                made.start(nvrtc.jobs_of(chooser.candidates(sizes)))
+                for g in graphs:
+                    sizes = *self._sizes(g), *self._finer(g)
+                    made.start(nvrtc.jobs_of(chooser.candidates([(g.graph, sizes)])))
                 self._decided = self._decide(graphs, chooser, made.start)
                 start = time.perf_counter()
                 added = [size for g in graphs for size in self._add_finer(g, chooser)]

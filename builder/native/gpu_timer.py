@@ -9,6 +9,8 @@ after the kernel that writes them.
 from __future__ import annotations
 
 import hashlib
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -18,7 +20,7 @@ import numpy as np
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.cuda_sources import sources
 from spark_engine.builder.native.rank_gpus import RankGpus, reach_each_other
-from spark_engine.builder.native.replays import medians
+from spark_engine.builder.native.replays import Timed, medians
 from spark_engine.builder.native.tactics import Chosen, Work
 from spark_engine.builder.native.timing_inputs import Filling, fillings
 from spark_engine.builder.native.timings import Machine, Timings, digest_of, driver_version, key_of
@@ -30,8 +32,11 @@ from spark_engine.errors import CapacityError, ExecutorError, InternalError
 from spark_engine.kernel import NCCL, Launch, Plan, Pointer, Tactic, Target
 
 Launches = list[tuple[Function, Launch]]
+Queues = list[Callable[[], None]]
 COLD = 2  # size of all copies, in L2 caches
-MOST_COPIES, LEAST_LAUNCHES = 32, 4
+MOST_COPIES, LEAST_RUNS = 32, 4
+ENOUGH = 2e-4  # seconds of a run that is measured without others next to it
+FAR = 2.0  # times another tactic's seconds: known after such a run
 PLACE = 256  # bytes: a boundary of the driver's allocations
 # Share of the free memory that one measurement may take; half of it if GPU and host share their
 # memory, since the host holds the operands while they are made.
@@ -149,16 +154,22 @@ class GpuTimer:
                 if not self._fits(sum(b.missing(nodes[key][1]) for key, b in benches.items())):
                     return None
                 functions = {key: self._functions(*plan) for key, plan in plans.items()}
-                queues = [
-                    [(benches[w.key, p.scratch], functions[id(p)]) for w, _, p in variant]
-                    for variant in variants
-                ]
                 for key, bench in benches.items():
                     bench.fill(nodes[key][1])
-            for queue in queues:  # outside a graph, so that an error has a name
-                _run_all(queue)
-            self._gpu.wait()
-            return medians(held, [partial(_run_all, queue) for queue in queues])
+            known: dict[tuple[int, int, int], Queues] = {}
+            queues = []
+            for variant in variants:
+                turns, queue = Counter[int](), Queues()
+                for work, _, plan in variant:
+                    bench = benches[work.key, plan.scratch]
+                    turn = turns[id(bench)] % bench.copies
+                    turns[id(bench)] += 1
+                    at = id(bench), id(plan), turn
+                    if at not in known:
+                        known[at] = bench.queues(functions[id(plan)], turn)
+                    queue += known[at]
+                queues.append(partial(_run, queue))
+            return medians([Timed(held, queue) for queue in queues])
         finally:
             held.close()
             for bench in benches.values():
@@ -218,6 +229,7 @@ class GpuTimer:
             if key not in self._loaded:
                 cubin = self._compiled(job)
                 found = self._gpu.load(cubin.code, job.symbols, cubin.launched(launch).shared)
+                self._gpu.load_function(found[launch.symbol])
                 self._loaded[key] = cubin, found[launch.symbol]
             cubin, function = self._loaded[key]
             launches.append((function, cubin.launched(launch)))
@@ -230,7 +242,7 @@ class _Bench:
     def __init__(self, gpu: Gpu, work: Work) -> None:
         self._held, self._of_plan = DeviceResources(gpu), DeviceResources(gpu)
         self._gpu, self.work, self._filled = gpu, work, False
-        self._best: float | None = None  # seconds of a graph, of the plans so far
+        self._best = math.inf  # seconds of a run, of the plans so far
         self._fillings = fillings(work, np.random.default_rng(0))
         cold = sum(self._fillings[i].nbytes for i in work.cold)
         self.copies = min(MOST_COPIES, max(1, -(-COLD * gpu.l2_bytes // max(cold, 1))))
@@ -255,8 +267,18 @@ class _Bench:
         self._gpu.wait()
 
     def _place_operands(self) -> None:
-        self._next = self._held.memory(self._own)
-        self._inputs = [self._operand(i, f) for i, f in enumerate(self._fillings)]
+        self._next = first = self._held.memory(self._own)
+        cold = {i: self._operand(self._fillings[i]) for i in sorted(self.work.cold)}
+        one, done = self._next - first, 1
+        while one and done < self.copies:  # all cold operands at once, by doubling
+            more = min(done, self.copies - done)
+            self._gpu.copy(first + done * one, first, more * one)
+            done += more
+        self._next = first + self.copies * one
+        self._inputs = [
+            [cold[i] + n * one for n in range(self.copies)] if i in cold else [self._operand(f)]
+            for i, f in enumerate(self._fillings)
+        ]
         aliases = self.work.op.aliases(self.work.attrs) if self.work.op else {}
         self._outputs = [
             self._inputs[aliases[i]] if i in aliases else [self._placed(spec.nbytes)]
@@ -264,31 +286,33 @@ class _Bench:
         ]
 
     def seconds(self, launches: Launches) -> float:
-        """The median over replays of one repetition; releases the plan's scratch and graph."""
-        sets = max(self.copies, LEAST_LAUNCHES)
-        self.run(launches, 0)  # outside a graph, so that an error has a name
-        self._gpu.wait()
+        """The median over replays of one run, or what one replay says of a tactic that is far
+        slower than another one; releases the plan's scratch and graphs."""
 
-        def record() -> None:
-            for turn in range(sets):
-                self.run(launches, turn)
+        def graph(runs: int) -> Timed:
+            queues = [queue for turn in range(runs) for queue in self.queues(launches, turn)]
+            return Timed(self._of_plan, partial(_run, queues))
 
-        (seconds,) = medians(self._of_plan, [record], self._best)
+        one = graph(1)
+        found = one.seconds()
+        if found <= max(FAR * self._best, ENOUGH):
+            runs = max(self.copies, 1 if found > ENOUGH else LEAST_RUNS)
+            if runs == 1:
+                (found,) = medians([one], self._best, warm=1)
+            else:
+                found = medians([graph(runs)], self._best * runs)[0] / runs
         self._of_plan.close()
-        self._best = min(seconds, self._best or seconds)
-        return seconds / sets
+        self._best = min(found, self._best)
+        return found
 
     def free(self) -> None:
         self._of_plan.close()
         self._held.close()
 
-    def _operand(self, index: int, filling: Filling) -> list[int]:
-        copies = self.copies if index in self.work.cold else 1
-        addresses = [self._placed(filling.nbytes) for _ in range(copies)]
-        self._repeat(addresses[0], filling)
-        for address in addresses[1:]:
-            self._gpu.copy(address, addresses[0], filling.nbytes)
-        return addresses
+    def _operand(self, filling: Filling) -> int:
+        address = self._placed(filling.nbytes)
+        self._repeat(address, filling)
+        return address
 
     def _placed(self, nbytes: int) -> int:
         """The address of the next bytes of the block, on a boundary of PLACE."""
@@ -306,13 +330,15 @@ class _Bench:
             self._gpu.copy(address + done, address, more)
             done += more
 
-    def run(self, launches: Launches, turn: int) -> None:
-        """Queues the launches over the copies of this turn."""
+    def queues(self, launches: Launches, turn: int) -> Queues:
+        """What queues the launches over the copies of this turn."""
+        found = []
         for function, launch in launches:
             values = [
                 self._address(a, turn) if isinstance(a, Pointer) else a.value for a in launch.args
             ]
-            self._gpu.launch(function, launch, values)
+            found.append(self._gpu.prepare(function, launch.shape, values))
+        return found
 
     def _address(self, pointer: Pointer, turn: int) -> int:
         if pointer.kind == "scratch":
@@ -326,9 +352,9 @@ def _scratch_bytes(plan: Plan) -> int:
     return sum(s.nbytes + PLACE for s in plan.scratch)
 
 
-def _run_all(queue: Sequence[tuple[_Bench, Launches]]) -> None:
-    for turn, (bench, launches) in enumerate(queue):
-        bench.run(launches, turn)
+def _run(queues: Queues) -> None:
+    for queue in queues:
+        queue()
 
 
 def _failed(what: str, error: ExecutorError) -> InternalError:

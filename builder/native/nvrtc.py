@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Self
@@ -151,6 +152,8 @@ class Compiler:
         self._how, self._workers = (target, cache, folder), workers
         self._pool: ProcessPoolExecutor | None = None
         self._running: dict[tuple[str, Defines], Future[Cubin]] = {}
+        self._seen: set[tuple[str, Defines]] = set()
+        self._sources = lru_cache(None)(partial(sources, folder=folder))
 
     def __enter__(self) -> Self:
         return self
@@ -161,11 +164,14 @@ class Compiler:
 
     def start(self, jobs: Iterable[Job]) -> None:
         """Starts those that are not in the folder of compiled kernels."""
-        target, cache, folder = self._how
+        target, folder, _ = self._how
         for job in jobs:
             key = job.source, job.defines
-            kept = cache and cache / f"{_key(job, target, sources(job.source, folder))}.cubin"
-            if key not in self._running and not (kept and kept.exists()):
+            if key in self._seen:
+                continue
+            self._seen.add(key)
+            kept = folder and folder / f"{_key(job, target, self._sources(job.source))}.cubin"
+            if not (kept and kept.exists()):
                 self._pool = self._pool or _processes(self._workers)
                 with _no_main():
                     self._running[key] = self._pool.submit(compile, job, *self._how)

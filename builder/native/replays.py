@@ -3,6 +3,8 @@
 Knows recordings and events; knows no node.
 """
 
+from __future__ import annotations
+
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -10,26 +12,26 @@ from collections.abc import Callable, Sequence
 from spark_engine.device.resources import DeviceResources
 
 REPEATS, WARM = 7, 2
-FEW, LONG = 3, 0.01  # repeats of a graph that runs for more than LONG seconds, which vary little
-SLOWER, APART = 1.3, 1.01  # ratios at which the first turns decide
+FEW, LONG = 3, 0.001  # repeats of a graph that runs for more than LONG seconds, which vary little
+SLOWER, APART = 1.15, 1.01  # ratios at which the first turns decide
 
 
-def medians(
-    held: DeviceResources, records: Sequence[Callable[[], None]], best: float | None = None
-) -> list[float]:
-    """Median seconds of a replay of each graph; these are replayed in turns. After the first turns
-    the rest is left out where the answer is known: a graph takes SLOWER times `best`, or the first
-    one of several is the fastest by more than turns differ."""
-    graphs = [_Timed(held, record) for record in records]
-    times = _turns(graphs, WARM)
-    last = [found[-1] for found in times]
-    if min(last) > SLOWER * (best or math.inf) or min(last[1:], default=0.0) > APART * last[0]:
-        return last
-    times = _turns(graphs, FEW if min(last) > LONG else REPEATS)
-    return [statistics.median(found) for found in times]
+def medians(graphs: Sequence[Timed], best: float = math.inf, warm: int = WARM) -> list[float]:
+    """Median seconds of a replay of each graph; these are replayed in turns. After `warm` turns the
+    rest is left out where the answer is known: all graphs take SLOWER times `best`, or of several
+    graphs one takes APART times the fastest one's time."""
+    last = [graph.seconds() for _ in range(warm) for graph in graphs][-len(graphs) :]
+    near = [i for i, seconds in enumerate(last) if seconds <= APART * min(last)]
+    decided = min(last) > SLOWER * best or len(near) == 1 < len(graphs)
+    if not decided:
+        count = FEW if min(last) > LONG else REPEATS
+        turns = [[graphs[i].seconds() for i in near] for _ in range(count)]
+        for i, found in zip(near, zip(*turns, strict=True), strict=True):
+            last[i] = statistics.median(found)
+    return last
 
 
-class _Timed:
+class Timed:
     """A graph between two events that are a part of it: however late this process replays it, since
     other threads of the build are busy, no time of the host is between them."""
 
@@ -49,9 +51,3 @@ class _Timed:
         self._gpu.replay(self._graph)
         self._gpu.wait()
         return self._gpu.milliseconds(*self._events) / 1e3
-
-
-def _turns(graphs: Sequence[_Timed], count: int) -> list[list[float]]:
-    """Seconds of `count` replays of each graph."""
-    turns = [[graph.seconds() for graph in graphs] for _ in range(count)]
-    return [list(found) for found in zip(*turns, strict=True)]

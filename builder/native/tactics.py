@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of
@@ -80,7 +81,7 @@ class Work:
     def shares(self) -> tuple[int, ...]:
         return (PREFILL_SHARES if self.prefills else SHARES)[: len(self.contexts)]
 
-    @property
+    @cached_property
     def key(self) -> tuple[object, ...]:
         """Equal for nodes that share a decision."""
         attrs = sorted(self.attrs.items())
@@ -89,6 +90,7 @@ class Work:
 
 Timer = Callable[[Work, Tactic, Plan], float | None]  # seconds; None: it cannot be timed
 Chosen = tuple[Work, Tactic, Plan]  # a node of a bucket with what runs it
+Able = tuple[list[tuple[Tactic, Plan]], dict[str, str]]  # tactics, and why others refuse
 
 
 @dataclass(frozen=True)
@@ -115,14 +117,13 @@ class TacticChoice:
 
 
 def choose(
-    cuda: Cuda, work: Work, target: Target, timer: Timer | None = None, order: str | None = None
+    cuda: Cuda, work: Work, target: Target, timer: Timer | None = None, able: Able | None = None
 ) -> TacticChoice:
-    """The tactic of least time; the first of several. `order` excludes those with another
-    `Tactic.order`.
+    """The tactic of least time; the first of several. `able`: which there are, if that is known.
 
     A single candidate is not timed. If a candidate cannot be timed, all are predicted.
     """
-    plans, refused = _plans(cuda, work, target, order)
+    plans, refused = able or _plans(cuda, work, target, None)
     if not plans:
         return TacticChoice(None, None, 0.0, refused)
     seconds, measured = _seconds(work, plans, target, timer)
@@ -131,9 +132,8 @@ def choose(
     return TacticChoice(tactic, plan, seconds[tactic.name], refused, seconds, bool(measured), at)
 
 
-def _plans(
-    cuda: Cuda, work: Work, target: Target, order: str | None
-) -> tuple[list[tuple[Tactic, Plan]], dict[str, str]]:
+def _plans(cuda: Cuda, work: Work, target: Target, order: str | None) -> Able:
+    """`order` excludes tactics with another `Tactic.order`."""
     plans, refused = [], {}
     for tactic in cuda.tactics:
         reason = tactic.refuse(work.attrs, work.ins, target)
@@ -152,19 +152,24 @@ def _seconds(
 ) -> tuple[dict[str, float], dict[int, dict[str, float]]]:
     """Seconds by tactic name, and measured seconds by context (empty if they are predicted).
 
-    A context is left out if one of the tactics cannot be timed at it.
+    A context is left out if one of the tactics cannot be timed at it. Tactics are timed in the
+    order of their predictions, and then of their times at the context before, since a timer leaves
+    a tactic early that is far slower than another one.
     """
     measured: dict[int, dict[str, float]] = {}
+    names = [tactic.name for tactic, _ in plans]
+    predicted = {t.name: t.cost(work.attrs, work.ins, target) for t, _ in plans}
+    last = predicted
     for context in work.contexts if timer is not None and len(plans) > 1 else ():
         assert timer is not None
-        found = _timed(replace(work, context=context), plans, timer)
+        order = sorted(plans, key=lambda pair: last[pair[0].name])
+        found = _timed(replace(work, context=context), order, timer)
         if found is None:
             break
-        measured[context] = found
+        measured[context] = last = {name: found[name] for name in names}
     if not measured:
-        return {t.name: t.cost(work.attrs, work.ins, target) for t, _ in plans}, {}
+        return predicted, {}
     shares = work.shares[: len(measured)]
-    names = [tactic.name for tactic, _ in plans]
     totals = {
         name: sum(
             share * times[name] for share, times in zip(shares, measured.values(), strict=True)
@@ -196,13 +201,17 @@ class Chooser:
     timer: Timer | None = None
     _known: dict[tuple[object, ...], TacticChoice] = field(default_factory=dict)
     _orders: dict[tuple[object, ...], str] = field(default_factory=dict)
+    _shapes: dict[object, tuple[gs.Node, int]] = field(default_factory=dict)  # of nodes and shapes
+    _works: dict[tuple[int, int, int], tuple[Cuda, Work]] = field(default_factory=dict)
+    _plans: dict[tuple[object, ...], Able] = field(default_factory=dict)
 
     def node(self, node: gs.Node, size: Size) -> TacticChoice:
         cuda, work = self.work(node, size)
         order = self._orders.get((size.family, node.name))
         key = (order, *work.key)
         if key not in self._known:
-            self._known[key] = choose(cuda, work, self.target, self.timer, order)
+            able = self._able(cuda, work, order)
+            self._known[key] = choose(cuda, work, self.target, self.timer, able)
         return self._known[key]
 
     def late(self, node: gs.Node, size: Size) -> TacticChoice | None:
@@ -212,7 +221,7 @@ class Chooser:
         order = self._orders.get((size.family, node.name))
         key = ("late", order, *work.key)
         if key not in self._known:
-            plans, _ = _plans(cuda, work, self.target, order)
+            plans, _ = self._able(cuda, work, order)
             found = [(t, p) for t, p in plans if all(one.early.late for one in p.launches)]
             if not found:
                 return None
@@ -233,7 +242,7 @@ class Chooser:
                     cuda, work = self.work(node, size)
                     if work.key not in seen:
                         seen.add(work.key)
-                        plans, _ = _plans(cuda, work, self.target, None)
+                        plans, _ = self._able(cuda, work)
                         into = found if len(plans) > 1 else single
                         into += [(t.source, plan) for t, plan in plans]
         return found + single
@@ -255,7 +264,7 @@ class Chooser:
                     found.setdefault(node.name, []).extend((node, size) for size in sizes)
         for name, nodes in found.items():
             works = [self.work(node, size) for node, size in nodes]
-            if any(not _plans(cuda, work, self.target, None)[0] for cuda, work in works):
+            if any(not self._able(cuda, work)[0] for cuda, work in works):
                 continue  # no tactic at all: `no_tactic.py` reports it
             key = tuple(work.key for _, work in works)
             if key not in known:
@@ -279,7 +288,7 @@ class Chooser:
 
     def _by_order(self, cuda: Cuda, work: Work) -> dict[str, float]:
         """Seconds of the fastest tactic of each order."""
-        plans, _ = _plans(cuda, work, self.target, None)
+        plans, _ = self._able(cuda, work)
         seconds, _ = _seconds(work, plans, self.target, self.timer)
         found: dict[str, float] = {}
         for tactic, _ in plans:
@@ -288,8 +297,31 @@ class Chooser:
                 found[order] = min(seconds[tactic.name], found.get(order, seconds[tactic.name]))
         return found
 
+    def _able(self, cuda: Cuda, work: Work, order: str | None = None) -> Able:
+        key = order, *work.key
+        if key not in self._plans:
+            self._plans[key] = _plans(cuda, work, self.target, order)
+        return self._plans[key]
+
     def work(self, node: gs.Node, size: Size) -> tuple[Cuda, Work]:
-        """The tactics of a node's op, and the node in a bucket of this size."""
+        """The tactics of a node's op, and the node in a bucket of this size; the same for all nodes
+        of its shape."""
+        at = self._shape(node), size.rows, size.tile
+        if at not in self._works:
+            self._works[at] = self._work(node, size)
+        return self._works[at]
+
+    def _shape(self, node: gs.Node) -> int:
+        """The number of the node's op with its attributes and unbound operands."""
+        if id(node) not in self._shapes:
+            specs = [(s.dtype, s.shape) for s in map(spec_of, (*node.inputs, *node.outputs))]
+            cold = [not tensor.inputs for tensor in node.inputs]
+            shape = node.domain, node.op, *sorted(node.attrs.items()), *specs, *cold
+            _, number = self._shapes.setdefault(shape, (node, len(self._shapes)))
+            self._shapes[id(node)] = node, number  # kept, so that no other node has this identity
+        return self._shapes[id(node)][1]
+
+    def _work(self, node: gs.Node, size: Size) -> tuple[Cuda, Work]:
         ins = tuple(spec_of(t).bind(size.dims) for t in node.inputs)
         outs = tuple(spec_of(t).bind(size.dims) for t in node.outputs)
         cold = frozenset(i for i, t in enumerate(node.inputs) if not t.inputs)

@@ -14,7 +14,7 @@ from spark_engine.builder.native.tactics import Work
 from spark_engine.operand import Operand, Role, TimedLaunch
 from spark_engine.tensors import Array, DType, TensorSpec
 
-PATTERN = 4 << 20  # bytes generated for a large operand, which are then repeated
+PATTERN = 1 << 20  # bytes generated for a large operand, which are then repeated
 PLAIN = Operand("x", Role.ACTIVATION, "A[tokens,K]")  # of a standard operator
 
 

@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from spark_engine.builder.native.tactics import Work
@@ -52,7 +52,7 @@ def key_of(work: Work, tactic: Tactic, plan: Plan, sources: str) -> str:
     attrs = dict(sorted(work.attrs.items()))
     specs = [[s.dtype.value, list(s.dims)] for s in (*work.ins, *work.outs)]
     conditions = [sorted(work.cold), work.context]
-    parts: Json = [work.name, tactic.name, attrs, specs, *conditions, asdict(plan)]
+    parts: Json = [work.name, tactic.name, attrs, specs, *conditions, repr(plan)]
     return hashlib.sha256(json.dumps([parts, sources], sort_keys=True).encode()).hexdigest()
 
 

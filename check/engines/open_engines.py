@@ -5,20 +5,22 @@ Knows folders and the entry points of builder and runtime; compares nothing.
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import onnx
+
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import CPU, Options
-from spark_engine.check.engines.expose_layers import expose_layers
 from spark_engine.check.engines.ranks import Rendezvous, threads_of, together
 from spark_engine.check.engines.reference import ReferenceExecutor
 from spark_engine.check.verdicts.defined_values import HEAD
-from spark_engine.engine_file import MANIFEST, EngineFolder, open_folder, read_manifest
+from spark_engine.engine_file import MANIFEST, EngineFile, EngineFolder, open_folder, read_manifest
 from spark_engine.errors import InternalError, OptionError
 from spark_engine.interface import BLOCK_DRAFTER, DECODE, PREFILL, drafts_of
 from spark_engine.manifest import Bucket, Manifest
@@ -29,6 +31,8 @@ from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey
 from spark_engine.runtime.ranks.leader import LeadExecutor, LeadStates
 from spark_engine.runtime.ranks.segments import SegmentsExecutor
+from spark_engine.segments import Collective, Segment, Segments
+from spark_engine.tensors import DType, TensorSpec
 from spark_engine.vision import VISION
 
 GRAPH = "ort"  # the executor with a graph in its payload, which references can compute
@@ -214,3 +218,62 @@ def _reopened(
     rendezvous = Rendezvous(ranks)
     by_rank = [opened(partial(open_rank, comm=comm)) for comm in rendezvous.comms]
     return together(loaded, rendezvous, by_rank)
+
+
+LAYER_OUTPUTS = re.compile(r"^layers\.\d+\.(mixed|out)$")  # after the mixer, after the MLP
+
+
+def expose_layers(file: EngineFile, manifest: Manifest) -> EngineFile:
+    """The bucket with `layers.{i}.mixed` and `layers.{i}.out` [tokens, H] as outputs too."""
+    if file.header.executor != "ort":
+        return file
+    tokens = file.header.rows * file.header.tile
+    shape = (tokens, manifest.model.hidden)
+    added = _LayerOutputs(manifest.dtypes.activation, shape, {s.name for s in file.header.outputs})
+    if manifest.ranks == 1:
+        payload = added.of(file.payload)
+    else:
+        payload = _between(Segments.decode(file.payload), added).encode()
+    header = replace(file.header, outputs=(*file.header.outputs, *added.specs))
+    return EngineFile(header, payload)
+
+
+class _LayerOutputs:
+    """The outputs added to the models so far, without those that the bucket has already."""
+
+    def __init__(self, dtype: DType, shape: tuple[int, int], shown: Collection[str]) -> None:
+        self._dtype, self._shape, self._shown = dtype, shape, shown
+        self.specs: list[TensorSpec] = []
+
+    def of(self, payload: bytes) -> bytes:
+        """The model with the residual stream among its outputs."""
+        model = onnx.load_from_string(payload)
+        known = {value.name for value in model.graph.output}
+        for name in (name for node in model.graph.node for name in node.output):
+            if not LAYER_OUTPUTS.match(name) or name in self._shown:
+                continue
+            spec = TensorSpec(name, self._dtype, self._shape)
+            self.specs.append(spec)
+            if name not in known:
+                value = onnx.helper.make_tensor_value_info(name, spec.dtype.onnx, spec.dims)
+                model.graph.output.append(value)
+        return bytes(model.SerializeToString())
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all added outputs."""
+        return [spec.name for spec in self.specs]
+
+
+def _between(segments: Segments, added: _LayerOutputs) -> Segments:
+    """Added values that pass from step to step become outputs of the bucket."""
+    steps: list[Segment | Collective] = []
+    for step in segments.steps:
+        if isinstance(step, Segment):
+            before = len(added.specs)
+            model = added.of(step.model)
+            more = [name for name in added.names[before:] if name not in step.outputs]
+            step = replace(step, model=model, outputs=(*step.outputs, *more))
+        steps.append(step)
+    values = tuple(spec for spec in segments.values if spec.name not in added.names)
+    return Segments(tuple(steps), values)

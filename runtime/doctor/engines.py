@@ -14,7 +14,7 @@ from spark_engine.engine_file import has_text, read_manifest
 from spark_engine.errors import UserError
 from spark_engine.interface import Limits
 from spark_engine.manifest import NATIVE, Manifest
-from spark_engine.runtime.engine.detect import check_capacity, foreign, runnable_targets
+from spark_engine.runtime.engine.detect import check_memory, foreign, runnable_targets
 from spark_engine.runtime.engine.load import HOST_TARGETS
 from spark_engine.runtime.engine.request import capacity
 from spark_engine.runtime.executors.cache_size import GpuMemory
@@ -110,7 +110,7 @@ def _memory(manifest: Manifest, free: int | None, kept: int) -> str:
         check_nccl(manifest)
         if not manifest.across_hosts:  # otherwise the other GPUs may be in other hosts
             check_gpus(manifest)
-        check_capacity(manifest, 0, free, kept, 1 if native else manifest.ranks)
+        check_memory(manifest, 0, free, kept, 1 if native else manifest.ranks)
     except UserError as error:
         return str(error)
     return ""

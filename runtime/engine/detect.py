@@ -74,7 +74,7 @@ def present_card() -> tuple[str | None, int]:
     return found.card.name if found else None, gpu.count()
 
 
-def check_capacity(
+def check_memory(
     manifest: Manifest, swap_bytes: int, available: int | None, kept: int = 0, ranks: int = 1
 ) -> None:
     """Raises CapacityError, with the numbers and remedies, when `ranks` ranks of the engine need

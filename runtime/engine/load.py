@@ -34,7 +34,7 @@ from spark_engine.errors import EngineError, OptionError
 from spark_engine.interface import DECODE, PREFILL, Limits
 from spark_engine.manifest import NATIVE, Bucket, Manifest, StateInfo
 from spark_engine.progress import Progress
-from spark_engine.runtime.engine.detect import check_capacity, foreign, runnable_targets
+from spark_engine.runtime.engine.detect import check_memory, foreign, runnable_targets
 from spark_engine.runtime.executors.cache_size import GpuMemory, budget, device_rows
 from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.executors.executor import Executor
@@ -211,7 +211,7 @@ def _load(
     if manifest.executor != NATIVE:  # a device's memory is checked when it is opened
         # Rank 0 checks for all ranks of this host; the others start when some have allocated.
         available = host_budget(available_memory(), options.host_bytes)
-        check_capacity(manifest, swap_bytes, available.usable, available.kept, 1 if rank else here)
+        check_memory(manifest, swap_bytes, available.usable, available.kept, 1 if rank else here)
     targets = runnable_targets(HOST_TARGETS)
     target = manifest.target if manifest.target in targets else targets[0]
     if why := foreign(manifest.target, targets):
@@ -254,7 +254,7 @@ def _load_host(
         table["ort"] = partial(table["ort"], sessions=Sessions())
     with startup_lock(host_budget(None).shared, shown.say):
         available = host_budget(available_memory(), options.host_bytes)
-        check_capacity(manifest, swap_bytes, available.usable, available.kept)
+        check_memory(manifest, swap_bytes, available.usable, available.kept)
         shown.say(f"opening {len(wanted)} buckets")
         for bucket in wanted:
             executors[bucket.family, bucket.rows] = _open(folder, bucket, options.threads, table)
@@ -289,7 +289,7 @@ def _load_native(
             take_turns(turn, gpu.integrated, shown.say, comm)
             memory = gpu.free_bytes, gpu.total_bytes, gpu.integrated
             available = GpuMemory(*memory, options.host_bytes)
-            check_capacity(manifest, 0, available.usable, available.kept)
+            check_memory(manifest, 0, available.usable, available.kept)
             rows = device_rows(manifest, available, options.cache_bytes)
             # the same on all ranks: what the smallest memory holds
             return rows if comm is None else int(comm.all_gather(np.array([rows])).min())

@@ -5,7 +5,7 @@ Knows OpenAI's formats of both. Knows no grammar.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,28 +34,13 @@ class ToolChoice:
         """Raises RequestError for an unknown choice, or an unknown tool."""
         known = [_tool(tool, i) for i, tool in enumerate(tools)]
         if isinstance(choice, Mapping):
-            return cls._of_mapping(known, choice)
+            return cls(REQUIRED, (_named(known, _name(choice)),), single=True)
         mode = choice or AUTO
         if mode not in (NONE, AUTO, REQUIRED):
             raise RequestError(f"tool_choice is {choice!r}; it must be {_KNOWN}", _PARAM)
         if mode == REQUIRED and not known:
             raise RequestError("tool_choice is 'required', but there are no tools", _PARAM)
         return cls(mode if known else NONE, tuple(known))
-
-    @classmethod
-    def _of_mapping(cls, known: list[Tool], choice: Mapping[str, Any]) -> ToolChoice:
-        if choice.get("type") == "allowed_tools":
-            inner = choice.get("allowed_tools", choice)  # nested in chat, flat in responses
-            rows = inner.get("tools") if isinstance(inner, Mapping) else None
-            if not isinstance(rows, list) or not rows:
-                raise RequestError("tool_choice allows no tools; name at least one", _PARAM)
-            mode = inner.get("mode", AUTO)
-            if mode not in (AUTO, REQUIRED):
-                words = f"tool_choice.mode is {mode!r}; it must be 'auto' or 'required'"
-                raise RequestError(words, _PARAM)
-            names = [_name(tool) for tool in rows]
-            return cls(mode, tuple(_named(known, names)))
-        return cls(REQUIRED, tuple(_named(known, [_name(choice)])), single=True)
 
 
 def _tool(tool: Mapping[str, Any], index: int) -> Tool:
@@ -66,21 +51,19 @@ def _tool(tool: Mapping[str, Any], index: int) -> Tool:
     return Tool(function["name"], _EMPTY if schema is None else schema, strict, place)
 
 
-def _name(choice: Any) -> str:
+def _name(choice: Mapping[str, Any]) -> str:
     """The name in `{"type": "function", "function": {"name"}}`, or in its flat form."""
-    plain = choice if isinstance(choice, Mapping) else {}
-    inner = plain.get("function", plain)
+    inner = choice.get("function", choice)
     name = inner.get("name") if isinstance(inner, Mapping) else None
-    if plain.get("type", "function") != "function" or not isinstance(name, str):
+    if choice.get("type", "function") != "function" or not isinstance(name, str):
         raise RequestError(f"tool_choice holds {choice!r}; it must be {_KNOWN}", _PARAM)
     return name
 
 
-def _named(known: Sequence[Tool], names: Iterable[str]) -> Iterator[Tool]:
+def _named(known: Sequence[Tool], name: str) -> Tool:
     by_name = {tool.name: tool for tool in reversed(known)}
-    for name in names:
-        if name not in by_name:
-            there = ", ".join(reversed(by_name)) or "none"
-            there = there if len(there) <= _LONGEST else there[:_LONGEST] + "…"
-            raise RequestError(f"tool_choice names {name!r}; the tools are: {there}", _PARAM)
-        yield by_name[name]
+    if name not in by_name:
+        there = ", ".join(reversed(by_name)) or "none"
+        there = there if len(there) <= _LONGEST else there[:_LONGEST] + "…"
+        raise RequestError(f"tool_choice names {name!r}; the tools are: {there}", _PARAM)
+    return by_name[name]

@@ -1,6 +1,5 @@
 """A rehearsal on another GPU: the target, the partition of multiprocessors, and the build."""
 
-import ctypes
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,10 +17,12 @@ from spark_engine.builder.fingerprint import timed_on  # noqa: E402
 from spark_engine.builder.native import nvrtc, program  # noqa: E402
 from spark_engine.builder.native.backend import NativeBackend  # noqa: E402
 from spark_engine.builder.plan.options import Options, gpu_of  # noqa: E402
-from spark_engine.device import cuda_driver, rehearsal, sm_partition  # noqa: E402
+from spark_engine.device import cuda_driver, rehearsal  # noqa: E402
 from spark_engine.device import gpu as device
-from spark_engine.device.occupancy import SharedMemoryScale  # noqa: E402
-from spark_engine.device.rehearsal import Rehearsal, requested_rehearsal  # noqa: E402
+from spark_engine.device.rehearsal import (  # noqa: E402
+    SharedMemoryScale,  # noqa: E402
+    requested_rehearsal,
+)
 from spark_engine.device.resources import DeviceResources  # noqa: E402
 from spark_engine.engine_file import open_folder  # noqa: E402
 from spark_engine.errors import ExecutorError, OptionError  # noqa: E402
@@ -59,7 +60,6 @@ def test_only_a_larger_gpu_rehearses_a_smaller_one(of: Any, on: Any) -> None:
     ("given", "says"),
     [
         ("sm_121", r"'sm_121' is no GPU target.*sm_121a"),
-        ("sm_121a:green", "only suffix is ':occupy'"),
         ("cpu", "no GPU target"),
     ],
 )
@@ -70,25 +70,21 @@ def test_a_wrong_word_of_the_environment_is_named(given: str, says: str) -> None
 
 def test_what_the_environment_asks_for() -> None:
     assert requested_rehearsal({}) is None and requested_rehearsal({rehearsal.VARIABLE: ""}) is None
-    assert requested_rehearsal({rehearsal.VARIABLE: "sm_121a"}) == Rehearsal(GB10)
-    assert requested_rehearsal({rehearsal.VARIABLE: "sm_121a:occupy"}) == Rehearsal(GB10, True)
+    assert requested_rehearsal({rehearsal.VARIABLE: "sm_121a"}) == GB10
 
 
 # ---- the part of the multiprocessors -------------------------------------------------------------
 
 
 class Divided(FakeDriver):
-    """One that makes green contexts of `given` multiprocessors, and runs occupying blocks."""
+    """One that makes green contexts of `given` multiprocessors."""
 
     given = 48
-    arrives = True
 
     def __init__(self, **more: Any) -> None:
         super().__init__(COMPUTE_CAPABILITY_MAJOR=9, COMPUTE_CAPABILITY_MINOR=0,
                          MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=232_448,
                          MAX_SHARED_MEMORY_PER_MULTIPROCESSOR=233_472, **more)  # fmt: skip
-        self.words = (ctypes.c_uint32 * 256)()
-        self.occupied: list[str] = []
         self.current: object = None
 
     def _answer(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -103,21 +99,10 @@ class Divided(FakeDriver):
         if name == "cuDevSmResourceSplitByCount":
             assert args == (1, "all", 0, 48)
             return [SimpleNamespace(sm=SimpleNamespace(smCount=self.given))], 1, "rest"
-        if name == "cuMemHostAlloc":
-            return (ctypes.addressof(self.words),)
         if name == "cuOccupancyMaxActiveBlocksPerMultiprocessor":
             return (2,)
         if name == "cuFuncGetAttribute":
             return (96,)
-        if name == "cuLaunchKernelEx":
-            (words, leave), _ = args[2]
-            assert leave - words == 4 * args[0].gridDimX and args[0].sharedMemBytes == 232_448
-            blocks = args[0].gridDimX if self.arrives else args[0].gridDimX - 1
-            self.words[:blocks] = [1] * blocks
-            self.occupied.append(f"begin {args[0].gridDimX}")
-            return ()
-        if name == "cuStreamSynchronize" and self.words[84]:
-            self.occupied.append("end")
         return super()._answer(name, args)
 
 
@@ -184,36 +169,12 @@ def test_the_gpu_that_is_present_is_the_rehearsed_one(
         device.present()
 
 
-@pytest.mark.parametrize("why", ["refused", "rounded", "asked for"])
-def test_where_no_green_context_is_made_the_others_are_occupied(
-    driver: Divided, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
+@pytest.mark.parametrize("why", ["refused", "rounded"])
+def test_where_no_green_context_is_made_nothing_is_held(driver: Divided, why: str) -> None:
     driver.fails = ("cuGreenCtxCreate",) if why == "refused" else ()
     driver.given = 56 if why == "rounded" else 48
-    if why == "asked for":
-        monkeypatch.setenv(rehearsal.VARIABLE, "sm_121a:occupy")
-    gpu = device.Gpu()
-    assert (gpu.kind, gpu.multiprocessors) == ("occupied", 48)
-    assert driver.occupied == ["begin 84"]
-    first = of(driver, "cuCtxSetCurrent")[0]
-    gpu.use()
-    assert of(driver, "cuCtxSetCurrent")[-1] == first
-    gpu.free(4096)
-    at = calls(driver).index("cuMemFree")
-    assert driver.occupied == ["begin 84", "end", "begin 84"]
-    between = calls(driver)[at - 2 : at]
-    assert between == ["cuStreamSynchronize"] * 2, "a call that waits for the device waits for them"
-    gpu.close()
-    assert driver.occupied[-1] == "end" and not driver.held["cuStreamCreate"]
-    assert not driver.held["cuDevicePrimaryCtxRetain"] and not driver.held["cuModuleLoadData"]
-
-
-def test_blocks_that_do_not_fit_are_an_error(
-    driver: Divided, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sm_partition, "ARRIVAL", 0.01)
-    driver.arrives, driver.fails = False, ("cuDevResourceGenerateDesc",)
-    with pytest.raises(ExecutorError, match="83 of 84 multiprocessors could be occupied"):
+    says = "splits off 56 multiprocessors, not 48" if why == "rounded" else "the CUDA driver says"
+    with pytest.raises(ExecutorError, match=says):
         device.Gpu()
     assert not +driver.held
 

@@ -30,7 +30,7 @@ from spark_engine.engine_file import read_manifest  # noqa: E402
 from spark_engine.errors import CapacityError  # noqa: E402
 from spark_engine.kernel import GB10, H200  # noqa: E402
 from spark_engine.runtime.engine import load as module  # noqa: E402
-from spark_engine.runtime.engine.detect import check_capacity  # noqa: E402
+from spark_engine.runtime.engine.detect import check_memory  # noqa: E402
 from spark_engine.runtime.executors import native, upload  # noqa: E402
 from spark_engine.runtime.executors.cache_size import SHARED, GpuMemory  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
@@ -160,7 +160,7 @@ def test_the_refusal_says_what_would_help_here(
     _spark(monkeypatch, 0).gpus = gpus
     native = {"executor": "native", "target": "sm_121a", "card": card, "ranks": ranks}
     with pytest.raises(CapacityError) as refused:
-        check_capacity(replace(read_manifest(of_cpu), **native), 0, 0)  # type: ignore[arg-type]
+        check_memory(replace(read_manifest(of_cpu), **native), 0, 0)  # type: ignore[arg-type]
     words = str(refused.value)
     assert ("--card" in words) == (card != "gb10") and ("--tp" in words) == (gpus > ranks)
     assert "--kv-tokens" in words

@@ -158,7 +158,7 @@ ONE_FILE = {
         "builder/executors/ort.py",
         "builder/executors/ort_memory.py",
         "builder/executors/trt.py",
-        "check/engines/expose_layers.py",
+        "check/engines/open_engines.py",
         "check/nodes/operators.py",
         "check/engines/reference.py",
     },

@@ -1,4 +1,4 @@
-"""The tools of /v1/responses as functions, and the names of these tools in its items.
+"""The tools of /v1/responses and chats as functions, and the names of these tools in items.
 
 Knows OpenAI's types of tools. A `namespace` is offered as functions `NAMESPACE__NAME`, a `custom`
 tool as a function of one text. Tools that OpenAI's servers run themselves, or that only their
@@ -82,14 +82,21 @@ def function_name(name: str, namespace: str | None) -> str:
     return name if namespace is None else f"{namespace}__{name}"
 
 
-def offer(chat: ChatRequest, given: list[Json] | None, choice: Any) -> ToolNames:
-    """Sets the tools and the tool choice of a chat. Raises BadField."""
+def offer(
+    chat: ChatRequest, given: list[Json] | None, choice: Any, whole: bool = False
+) -> ToolNames:
+    """Sets the tools and the tool choice of a chat. `whole`: functions keep keys that are not
+    OpenAI's. Raises BadField."""
     names = ToolNames()
     tools: list[Json] = []
     for where, tool, namespace in _flat(given or []):
         named = ToolName(_name(where, tool), namespace, _kind(tool) == "custom")
         function: Json = {"name": names.add(named)}
-        function |= custom_function(tool) if named.custom else _function(tool)
+        if named.custom:
+            function |= custom_function(tool)
+        else:
+            keys = [key for key in tool if key not in ("type", "name")] if whole else _KEYS
+            function |= {key: tool[key] for key in keys if tool.get(key) is not None}
         tools.append({"type": "function", "function": function})
     chat.tools = tools or None
     if isinstance(choice, Mapping):
@@ -103,14 +110,13 @@ def offer(chat: ChatRequest, given: list[Json] | None, choice: Any) -> ToolNames
 def _flat(given: Iterable[Json]) -> Iterator[tuple[str, Json, str | None]]:
     """(place, tool, its namespace) of tools that can be offered."""
     for i, tool in enumerate(given):
-        kind = _kind(tool)
-        if kind in ("function", "custom"):
-            yield f"tools[{i}]", _unnested(tool), None
-        elif kind == "namespace" and isinstance(rows := tool.get("tools"), list):
+        if is_own(tool):
+            yield f"tools[{i}]", unnested(tool), None
+        elif _kind(tool) == "namespace" and isinstance(rows := tool.get("tools"), list):
             space = _name(f"tools[{i}]", tool)
             for k, row in enumerate(rows):
-                if isinstance(row, dict) and _kind(row) in ("function", "custom"):
-                    yield f"tools[{i}].tools[{k}]", _unnested(row), space
+                if isinstance(row, dict) and is_own(row):
+                    yield f"tools[{i}].tools[{k}]", unnested(row), space
 
 
 def _kind(tool: Mapping[str, Any]) -> Any:
@@ -118,15 +124,16 @@ def _kind(tool: Mapping[str, Any]) -> Any:
     return tool.get("type") or ("function" if {"name", "function"} & set(tool) else None)
 
 
-def _unnested(tool: Json) -> Json:
+def is_own(tool: Mapping[str, Any]) -> bool:
+    """True for a tool that the client runs."""
+    return _kind(tool) in ("function", "custom")
+
+
+def unnested(tool: Json) -> Json:
     """A tool in the form of this API, also where it is sent in that of chat completions."""
     kind = str(_kind(tool))
     inner = tool.get(kind)
     return {"type": kind, **inner} if isinstance(inner, dict) and "name" not in tool else tool
-
-
-def _function(tool: Json) -> Json:
-    return {key: tool[key] for key in _KEYS if tool.get(key) is not None}
 
 
 def custom_function(tool: Json) -> Json:
@@ -146,10 +153,11 @@ def custom_function(tool: Json) -> Json:
 
 
 def _choice(choice: Mapping[str, Any], names: ToolNames, chat: ChatRequest) -> Any:
-    """A choice that names tools, in the form of chat completions."""
-    kind = choice.get("type")
-    if kind in ("function", "custom"):
-        row = _unnested(dict(choice))
+    """A choice in the form of chat completions; the tools that may not be called are taken out of
+    the chat."""
+    kind = _kind(choice)
+    if kind in ("function", "custom", "tool"):
+        row = unnested(dict(choice))
         name = names.chosen(_name("tool_choice", row, "tool_choice"), row.get("namespace"))
         return {"type": "function", "function": {"name": name}}
     if kind in ("auto", "none", "required", "any"):
@@ -159,19 +167,28 @@ def _choice(choice: Mapping[str, Any], names: ToolNames, chat: ChatRequest) -> A
             raise not_run(choice.get("name") or kind)
         words = f"tool_choice.type is {short(kind)}; it must be 'function' or 'allowed_tools'"
         raise BadField(words, "tool_choice")
-    rows = choice.get("tools")
-    if not isinstance(rows, list):
+    inner = choice.get("allowed_tools", choice)  # nested in chats, flat in responses
+    rows = inner.get("tools") if isinstance(inner, Mapping) else None
+    if not isinstance(rows, list) or not all(
+        isinstance(row, Mapping) and isinstance(_kind(row), str) for row in rows
+    ):
         words = f"tool_choice.tools is {short(rows)}; it must be a list of tools"
         raise BadField(words, "tool_choice")
+    known = {tool["function"]["name"] for tool in chat.tools or []}
     wanted: set[str] = set()
     for row in rows:
-        own = row if isinstance(row, Mapping) else {}
-        if own.get("type") == "namespace":
-            wanted |= names.within(own.get("name"))
-        elif isinstance(named := own.get("name"), str):
-            wanted.add(names.chosen(named, own.get("namespace")))
+        if row.get("type") == "namespace":
+            wanted |= names.within(row.get("name"))
+        elif is_own(row):
+            own = unnested(dict(row))
+            name = names.chosen(_name("tool_choice", own, "tool_choice"), own.get("namespace"))
+            if name not in known:
+                there = short(", ".join(known) or "none")
+                words = f"tool_choice names {short(name)}; the tools are: {there}"
+                raise BadField(words, "tool_choice")
+            wanted.add(name)
     chat.tools = [t for t in chat.tools or [] if t["function"]["name"] in wanted] or None
-    return choice.get("mode") or "auto"
+    return inner.get("mode") or "auto"
 
 
 def _name(where: str, row: Mapping[str, Any], field: str = "tools") -> str:

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import logging
 import math
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -265,7 +266,7 @@ def _check(key: Key, given: str, seen: dict[str, str]) -> None:
         raise OptionError(f"{given}: key {name!r} must have either key or sha256")
     if key.key is not None and (not key.key.strip() or key.key != key.key.strip()):
         raise OptionError(f"{given}: key {name!r} is empty or has space around it")
-    if key.sha256 is not None and not _is_digest(key.sha256):
+    if key.sha256 is not None and not re.fullmatch(f"[0-9a-fA-F]{{{_HEX}}}", key.sha256):
         raise OptionError(f"{given}: sha256 of key {name!r} must be {_HEX} hexadecimal digits")
     _check_secret(key, given)
     if key.salt is not None and not 1 <= len(key.salt) <= MOST_SALT:
@@ -291,10 +292,3 @@ def _check_secret(key: Key, given: str) -> None:
     if key.key is not None and len(key.key) < SHORT:
         words = "WARNING: key %r has %d characters and may be guessed: openssl rand -hex 16"
         log.warning(words, key.name, len(key.key))
-
-
-def _is_digest(text: str) -> bool:
-    try:
-        return len(text) == _HEX and len(bytes.fromhex(text)) == _HEX // 2
-    except ValueError:
-        return False

@@ -47,10 +47,13 @@ def test_a_launch_is_recorded_as_it_was_planned() -> None:
     program, _ = compiled()
     found = [(r.node, program.kernels[r.kernel].symbol, r.shape, r.resident)
              for r in program.launches]  # fmt: skip
+    waiting, free = (w.shape._replace(kinds=()) for w in (replace(WAITING, shared=99), FREE))
     assert found == [
-        ("h", "b", replace(WAITING, shared=99).shape, True),
-        *((node, "a", FREE.shape, False) for node in ("h", "sum.out", "last")),
+        ("h", "b", waiting, True),
+        *((node, "a", free, False) for node in ("h", "sum.out", "last")),
     ]
+    kinds = [tuple(program.kinds[i] for i in r.args) for r in program.launches]
+    assert kinds == [WAITING.shape.kinds, *[FREE.shape.kinds] * 3]
     assert [(k.symbol, k.shared, k.cubin) for k in program.kernels] == [
         ("b", 99, b"code"), ("a", 0, b"code")
     ]  # fmt: skip
@@ -58,17 +61,18 @@ def test_a_launch_is_recorded_as_it_was_planned() -> None:
 
 def test_operands_have_a_place_and_a_size() -> None:
     program, memory = compiled()
-    (x, h, scratch, *zeroed), *rest = (places(r) for r in program.launches)
+    (x, h, scratch, *zeroed), *rest = (places(program, r) for r in program.launches)
     assert x == MemoryOperand("input", "x")
     assert (h.kind, h.nbytes) == ("arena", 256) and (scratch.kind, scratch.nbytes) == ("arena", 768)
     assert scratch.offset >= h.offset + h.nbytes or h.offset >= scratch.offset + scratch.nbytes
     assert zeroed == [MemoryOperand("zeroed", "", 0, 256), MemoryOperand("zeroed", "", 256, 512)]
     assert rest[1][0] == h, "the next node reads what this one wrote"
     assert rest[2][1] == MemoryOperand("state", "total"), "an output that shares a state's memory"
-    assert program.launches[1].args[2] == ScalarOperand("f32", 0.5)
+    assert program.operands[program.launches[1].args[2]] == ScalarOperand("f32", 0.5)
     assert memory == {"arena_bytes": 1024, "zeroed_bytes": 768, "symmetric_bytes": 0}
     assert (program.arena_bytes, program.zeroed_bytes) == (1024, 768)
 
 
-def places(record: LaunchRecord) -> list[MemoryOperand]:
-    return [arg for arg in record.args if isinstance(arg, MemoryOperand)]
+def places(program: Program, record: LaunchRecord) -> list[MemoryOperand]:
+    args = (program.operands[i] for i in record.args)
+    return [arg for arg in args if isinstance(arg, MemoryOperand)]

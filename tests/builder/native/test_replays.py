@@ -1,5 +1,6 @@
 """Medians of replays, and what decides after the first turns: graphs of given times, no GPU."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder.native.replays import FEW, REPEATS, WARM, medians  # noqa: E402
+from spark_engine.builder.native.replays import FEW, REPEATS, WARM, Timed, medians  # noqa: E402
 from spark_engine.device.resources import DeviceResources  # noqa: E402
 from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
 
@@ -41,43 +42,56 @@ class Clocked(FakeGpu):
         return 1e3 * (self.at[last] - self.at[first])
 
 
-def timed(*seconds: list[float], best: float | None = None) -> tuple[list[float], list[int]]:
+def timed(*seconds: list[float], best: float = math.inf) -> tuple[list[float], list[int]]:
     gpu = Clocked([*seconds])
     resources = DeviceResources(gpu)  # type: ignore[arg-type]
     records: list[Callable[[], None]] = [
         lambda i=i: gpu.recording.append(i)  # type: ignore[misc]
         for i in range(len(seconds))
     ]
-    found = medians(resources, records, best)
+    found = medians([Timed(resources, record) for record in records], best)
     resources.close()
     assert gpu.held == {**NOTHING, "contexts": 1}
     return found, gpu.replayed
 
 
 def test_the_first_turns_do_not_count() -> None:
-    found, replayed = timed([9e-3, 5e-3, 1e-3, 2e-3, 3e-3, 2e-3, 9e-3, 2e-3, 1e-3])
-    assert found == pytest.approx([2e-3]) and replayed == [WARM + REPEATS]
+    found, replayed = timed([9e-4, 1e-4, 1e-4, 2e-4, 3e-4, 2e-4, 9e-4, 2e-4, 1e-4])
+    assert found == pytest.approx([2e-4]) and replayed == [WARM + REPEATS]
 
 
 def test_a_long_graph_is_replayed_a_few_times() -> None:
-    assert timed([20e-3])[1] == [WARM + FEW]
-
-
-@pytest.mark.parametrize(("best", "count"), [(1e-3, WARM), (2e-3, WARM + REPEATS)])
-def test_a_plan_that_is_far_slower_than_another_is_not_measured_well(
-    best: float, count: int
-) -> None:
-    found, replayed = timed([9e-3, 2e-3], best=best)
-    assert found == pytest.approx([2e-3]) and replayed == [count]
+    assert timed([20e-4])[1] == [WARM + FEW]
 
 
 @pytest.mark.parametrize(
-    ("forms", "count"), [((1.03, 1.02), WARM), ((1.03, 1.005), WARM + REPEATS), ((0.9, 2), 9)]
+    ("times", "best", "count"),
+    [
+        ([1.9e-4, 1.2e-4], 1e-4, WARM),
+        ([1.9e-4, 1.1e-4], 1e-4, WARM + REPEATS),
+        ([9e-4, 1e-4], 9e-4, WARM + REPEATS),
+    ],
 )
-def test_forms_that_gain_nothing_are_seen_after_the_first_turns(
-    forms: tuple[float, float], count: int
+def test_a_plan_that_is_far_slower_than_another_is_not_measured_well(
+    times: list[float], best: float, count: int
 ) -> None:
-    """The first form stays unless another one takes less time."""
-    times = [1e-3, *(1e-3 * form for form in forms)]
-    found, replayed = timed(*([9e-3, seconds] for seconds in times))
-    assert found == pytest.approx(times) and replayed == [count] * 3
+    found, replayed = timed(times, best=best)
+    assert found == pytest.approx([times[1]]) and replayed == [count]
+
+
+@pytest.mark.parametrize(
+    ("forms", "counts"),
+    [
+        ((1.03, 1.02), (WARM, WARM, WARM)),
+        ((1.03, 1.005), (WARM + REPEATS, WARM, WARM + REPEATS)),
+        ((0.98, 0.97), (WARM, WARM, WARM)),
+        ((0.98, 0.975), (WARM, WARM + REPEATS, WARM + REPEATS)),
+    ],
+)
+def test_forms_that_differ_are_seen_after_the_first_turns(
+    forms: tuple[float, float], counts: tuple[int, ...]
+) -> None:
+    """Only those near the fastest one are replayed further."""
+    times = [1e-4, *(1e-4 * form for form in forms)]
+    found, replayed = timed(*([9e-4, seconds] for seconds in times))
+    assert found == pytest.approx(times) and replayed == [*counts]

@@ -164,6 +164,28 @@ def test_attention_is_chosen_by_three_short_steps_and_a_long_one() -> None:
     assert row["microseconds"]["long"] == 14.5
 
 
+def test_the_likely_fastest_is_timed_first() -> None:
+    """By prediction, then by the times at the context before: a timer leaves others early."""
+    asked = []
+
+    def timer(work: Work, tactic: Tactic, plan: Plan) -> float:
+        asked.append(tactic.name)
+        return {"a": 2e-6, "b": 1e-6, "c": 3e-6}[tactic.name]
+
+    costs = {"a": 3.0, "b": 2.0, "c": 1.0}
+    tactics = tuple(tactic(name, lambda rows, name=name: costs[name]) for name in costs)
+    made = choose(Cuda(tactics), decode_attention(1, 512, 9999), H200, timer)
+    assert "".join(asked) == "cba" + "bac" and [*made.candidates] == [*costs]
+
+
+def test_nodes_of_one_shape_are_read_once() -> None:
+    made = chooser(*few_and_many())
+    works = [
+        made.work(one, size)[1] for one in (graph().nodes[0], graph().nodes[0]) for size in SIZES
+    ]
+    assert works[0] is works[2] and works[1] is works[3] and works[0].key != works[1].key
+
+
 def test_a_context_that_cannot_be_timed_is_left_out_for_all() -> None:
     def timer(work: Work, tactic: Tactic, plan: Plan) -> float | None:
         if work.context > 1024 and tactic.name == "many":

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import onnx
 from onnx import TensorProto, helper
 
-from spark_engine.check.engines.expose_layers import expose_layers
+from spark_engine.check.engines.open_engines import expose_layers
 from spark_engine.engine_file import EngineFile, EngineHeader
 from spark_engine.interface import Precision
 from spark_engine.tensors import DType, TensorSpec

@@ -10,8 +10,7 @@ import pytest
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.check.check import LEVELS, run_check
-from spark_engine.check.engines.expose_layers import expose_layers
-from spark_engine.check.engines.open_engines import folder_of, open_engine
+from spark_engine.check.engines.open_engines import expose_layers, folder_of, open_engine
 from spark_engine.check.engines.ranks import RanksExecutor, RankStates, Rendezvous
 from spark_engine.check.verdicts.report import CheckReport, Level
 from spark_engine.engine_file import read_manifest

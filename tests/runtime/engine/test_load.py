@@ -18,7 +18,7 @@ from spark_engine.manifest import bytes_of
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine import detect
 from spark_engine.runtime.engine import load as module
-from spark_engine.runtime.engine.detect import check_capacity
+from spark_engine.runtime.engine.detect import check_memory
 from spark_engine.runtime.engine.load import load
 from tests.checkpoints import write_checkpoint
 
@@ -57,23 +57,23 @@ def test_the_stages_of_loading_are_reported(engine: Path) -> None:
 def test_too_little_memory_is_refused_with_the_numbers(engine: Path) -> None:
     manifest = read_manifest(engine)
     need = manifest.memory.total + (3 << 30)
-    check_capacity(manifest, 3 << 30, need)
-    check_capacity(manifest, 3 << 30, None)
+    check_memory(manifest, 3 << 30, need)
+    check_memory(manifest, 3 << 30, None)
     words = r"needs 3\.\d\d GiB .*KV pages.*3\.\d\d GiB are free"
     with pytest.raises(CapacityError, match=words):
-        check_capacity(manifest, 3 << 30, need - 1)
+        check_memory(manifest, 3 << 30, need - 1)
     none, kept = (
         replace(manifest, memory=replace(manifest.memory, snapshots=n)) for n in (0, 5 << 30)
     )
     with pytest.raises(CapacityError) as refusal:
-        check_capacity(none, 3 << 30, 1000)
+        check_memory(none, 3 << 30, 1000)
     assert "snapshots" not in str(refusal.value)
     with pytest.raises(CapacityError, match=r"snapshots 5\.00, .* or snapshots \(--cache-gib\)"):
-        check_capacity(kept, 0, need)
+        check_memory(kept, 0, need)
     other = replace(manifest, card="h200")
     remedy = r"built for the card h200, .*for this card \(--card\), .*--kv-tokens, --max-context or"
     with pytest.raises(CapacityError, match=remedy):
-        check_capacity(other, 3 << 30, need - 1)
+        check_memory(other, 3 << 30, need - 1)
 
 
 @pytest.mark.parametrize(("rank", "here", "opens"), [(0, True, 0), (1, True, 1), (0, False, 1)])

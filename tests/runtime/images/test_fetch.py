@@ -205,7 +205,7 @@ def test_only_addresses_of_the_open_internet_are_public() -> None:
     assert is_public(PUBLIC) and is_public(SIXTH)
 
 
-def test_a_body_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_BYTES", 20_000)
 
     async def endless(writer: asyncio.StreamWriter) -> None:
@@ -214,23 +214,20 @@ def test_a_body_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) ->
             writer.write(b"1\r\na\r\n" * 10_000)
             await writer.drain()
 
-    async def run() -> None:
-        async with _world(["img.example"]) as (world, fetcher):
-            world.names["img.example"] = [[PUBLIC]]
-            said = b"HTTP/1.1 200 OK\r\nContent-Length: 20001\r\n\r\n"
-            world.answers |= {"/said": said, "/endless": endless}
-            world.answers |= {"/fits": _reply(bytes(20_000))}
-            for path in ("/said", "/endless"):
-                world.ended.clear()
-                words = await _refused(fetcher, f"http://img.example{path}")
-                assert "more than 20000 bytes: send a smaller one" in words
-                await asyncio.wait_for(world.ended.wait(), 10)  # the connection was closed
-            assert len(await fetcher.fetch("http://img.example/fits")) == 20_000
-
-    asyncio.run(run())
+    async with _world(["img.example"]) as (world, fetcher):
+        world.names["img.example"] = [[PUBLIC]]
+        said = b"HTTP/1.1 200 OK\r\nContent-Length: 20001\r\n\r\n"
+        world.answers |= {"/said": said, "/endless": endless}
+        world.answers |= {"/fits": _reply(bytes(20_000))}
+        for path in ("/said", "/endless"):
+            world.ended.clear()
+            words = await _refused(fetcher, f"http://img.example{path}")
+            assert "more than 20000 bytes: send a smaller one" in words
+            await asyncio.wait_for(world.ended.wait(), 10)  # the connection was closed
+        assert len(await fetcher.fetch("http://img.example/fits")) == 20_000
 
 
-def test_a_slow_host_is_left_at_the_deadline_however_often_it_sends(
+async def test_a_slow_host_is_left_at_the_deadline_however_often_it_sends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MOST_S", 0.3)
@@ -242,16 +239,13 @@ def test_a_slow_host_is_left_at_the_deadline_however_often_it_sends(
             await writer.drain()
             await asyncio.sleep(0.01)
 
-    async def run() -> None:
-        async with _world(["img.example"]) as (world, fetcher):
-            world.names["img.example"] = [[PUBLIC]]
-            world.answers["/"] = drip
-            start = time.monotonic()
-            assert "was not fetched in 0.3 s" in await _refused(fetcher, "http://img.example/")
-            assert time.monotonic() - start < 5
-            await asyncio.wait_for(world.ended.wait(), 10)
-
-    asyncio.run(run())
+    async with _world(["img.example"]) as (world, fetcher):
+        world.names["img.example"] = [[PUBLIC]]
+        world.answers["/"] = drip
+        start = time.monotonic()
+        assert "was not fetched in 0.3 s" in await _refused(fetcher, "http://img.example/")
+        assert time.monotonic() - start < 5
+        await asyncio.wait_for(world.ended.wait(), 10)
 
 
 async def test_a_fetch_that_is_cancelled_closes_its_connection() -> None:

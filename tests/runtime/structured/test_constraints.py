@@ -160,16 +160,6 @@ def test_white_space_is_as_wanted() -> None:
         ({"choice": "some", "tools": [TOOL]}, "tool_choice", "tool_choice is 'some'"),
         ({"choice": {"type": "x"}, "tools": [TOOL]}, "tool_choice", "tool_choice holds"),
         (
-            {"choice": {"type": "allowed_tools", "allowed_tools": 3}, "tools": [TOOL]},
-            "tool_choice",
-            "allows no tools",
-        ),
-        (
-            {"choice": {"type": "allowed_tools", "tools": [], "mode": "x"}, "tools": [TOOL]},
-            "tool_choice",
-            "allows no tools",
-        ),
-        (
             {"choice": {"type": "function", "function": {"name": "two"}}, "tools": [TOOL]},
             "tool_choice",
             "names 'two'; the tools are: one",
@@ -193,15 +183,3 @@ def test_strict_false_leaves_out_what_no_grammar_holds() -> None:
         spec(**_schema(schema, strict=True))
     for more in ({}, {"strict": False}, {"strict": None}):  # OpenAI's default is false
         assert spec(**_schema(schema, **more)) is not None
-
-
-def test_allowed_tools_are_a_part_of_the_tools() -> None:
-    two = {"type": "function", "function": {"name": "two"}}
-    allowed = {"mode": "required", "tools": [{"type": "function", "name": "two"}]}
-    for choice in (
-        {"type": "allowed_tools", "allowed_tools": allowed},
-        {"type": "allowed_tools", **allowed},
-    ):
-        made = spec([TOOL, two], choice)
-        assert made is not None
-        assert "<function=two>" in made.grammar and "<function=one>" not in made.grammar

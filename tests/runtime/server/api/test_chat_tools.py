@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from spark_engine.errors import RequestError
-from spark_engine.runtime.server.api.chat import read_tools
+from spark_engine.runtime.server.api.chat import ChatBody
 from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, ApiClient, events
 
 PATH = "/v1/chat/completions"
@@ -20,9 +20,15 @@ INPUT = f"<parameter=input>\n{PATCHED}\n</parameter>\n"
 CUSTOM = f"<tool_call>\n<function=patch>\n{INPUT}</function>\n</tool_call>"
 
 
+def read(tools: list[dict[str, Any]], choice: Any = None) -> tuple[Any, Any]:
+    """The tools and the choice of a chat."""
+    chat, _ = ChatBody(messages=USER, tools=tools, tool_choice=choice).modern()
+    return chat.tools, chat.tool_choice
+
+
 @pytest.mark.parametrize("tool", [NESTED, {"function": FUNCTION}, {"type": "function", **FUNCTION}])
 def test_every_form_of_a_function(tool: dict[str, Any]) -> None:
-    (found,) = read_tools([tool], None).tools or []
+    (found,), _ = read([tool])
     assert found["function"] == FUNCTION
 
 
@@ -40,41 +46,32 @@ def test_tools_that_another_server_runs_are_left_out() -> None:
         ({"type": "auto"}, "auto"),
         ({"type": "any"}, "required"),
         ({"type": "none"}, "none"),
-        (
-            {"type": "tool", "name": "weather"},
-            {"type": "function", "function": {"name": "weather"}},
-        ),
-        (
-            {"type": "custom", "custom": {"name": "patch"}},
-            {"type": "function", "function": {"name": "patch"}},
-        ),
-        ({"type": "function", "name": "weather"}, {"type": "function", "name": "weather"}),
+        ({"type": "tool", "name": "weather"}, ["weather"]),
+        ({"type": "custom", "custom": {"name": "patch"}}, ["patch"]),
+        ({"type": "function", "name": "weather"}, ["weather"]),
         (None, None),
     ],
 )
 def test_every_form_of_a_choice(choice: Any, want: Any) -> None:
-    assert read_tools([NESTED, PATCH], choice).choice == want
+    if isinstance(want, list):
+        want = {"type": "function", "function": {"name": want[0]}}
+    assert read([NESTED, PATCH], choice)[1] == want
     body = {"messages": USER, "tools": [NESTED, PATCH], "tool_choice": choice}
     assert ApiClient(THOUGHT + "Hello").post(PATH, body).status_code == 200
 
 
-def test_allowed_tools_may_name_what_is_left_out() -> None:
+def test_of_tools_only_the_allowed_ones_are_offered() -> None:
     rows = [{"type": "web_search"}, {"type": "custom", "custom": {"name": "patch"}}]
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": rows}}
-    found = read_tools([NESTED, PATCH, *HOSTED], choice).choice
-    named = {"type": "function", "function": {"name": "patch"}}
-    assert found == {**choice, "allowed_tools": {"mode": "required", "tools": [named]}}
+    (found,), mode = read([NESTED, PATCH, *HOSTED], choice)
+    assert (found["function"]["name"], mode) == ("patch", "required")
     only = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": rows[:1]}}
-    assert read_tools([NESTED, *HOSTED], only).tools is None
-
-
-def test_what_is_not_allowed_is_not_offered() -> None:
-    """No grammar binds an answer that may be free."""
+    assert read([NESTED, *HOSTED], only) == (None, "auto")
     for row in (NESTED, {"type": "function", "name": "weather"}):
         inner = {"mode": "auto", "tools": [row]}
-        for choice in ({"type": "allowed_tools", **inner}, {"allowed_tools": inner}):
-            found = read_tools([NESTED, PATCH], {"type": "allowed_tools", **choice})
-            assert (found.tools, found.choice) == ([NESTED], None)
+        for form in ({"type": "allowed_tools", **inner}, {"allowed_tools": inner}):
+            found, mode = read([NESTED, PATCH], {"type": "allowed_tools", **form})
+            assert (found, mode) == ([NESTED], "auto")
 
 
 @pytest.mark.parametrize("tool", [{}, {"type": "function"}, {"type": "custom", "custom": {}}])
@@ -82,7 +79,7 @@ def test_a_function_without_a_name_is_refused(tool: dict[str, Any]) -> None:
     with pytest.raises(
         RequestError, match=r'tools\[0\] has no function with a name; it is like {"'
     ):
-        read_tools([tool], None)
+        read([tool])
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -92,13 +89,11 @@ def test_the_call_of_a_custom_tool(stream: bool) -> None:
     if stream:
         calls: dict[int, Any] = {}
         for _, data in events(answer):
-            for row in (
-                [] if data == "[DONE]" else data["choices"][0]["delta"].get("tool_calls", [])
-            ):
+            delta = {} if data == "[DONE]" else data["choices"][0]["delta"]
+            for row in delta.get("tool_calls", []):
                 if row["index"] in calls:
-                    kind, key = (
-                        ("custom", "input") if "custom" in row else ("function", "arguments")
-                    )
+                    kind = "custom" if "custom" in row else "function"
+                    key = "input" if "custom" in row else "arguments"
                     calls[row["index"]][kind][key] += row[kind][key]
                 else:
                     calls[row["index"]] = {k: v for k, v in row.items() if k != "index"}

@@ -84,9 +84,6 @@ def test_a_choice_of_one_is_refused(choice: dict[str, Any]) -> None:
         ({"type": "function", "name": "go"}, ["run", "agents__go", "apply_patch"]),
         ({"type": "function", "name": "go", "namespace": "agents"}, None),
         ({"type": "custom", "name": "apply_patch"}, None),
-        ({"type": "auto"}, None),
-        ({"type": "any"}, None),
-        ("any", None),
         (
             {"type": "allowed_tools", "mode": "auto", "tools": [HOSTED[0], {"name": "go"}]},
             ["agents__go"],

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from spark_engine.runtime.server.engine_client.ipc import EngineInfo, Stats, Ste
 from spark_engine.runtime.server.engine_client.on_demand import NotLoaded, OnDemandClient
 from spark_engine.runtime.server.engine_client.residency import TURN_S, Residency, Resident
 from spark_engine.runtime.server.engine_client.supervisor import LONGEST_PAUSE_S, Supervision
-from tests.clocks import Test, given_by, leap
+from tests.clocks import leap
 
 INFO = EngineInfo("fake", Limits(max_seqs=4, max_context=64, pages=8, vocab=64), (1,))
 REQUEST = Request([1, 2], SamplingParams(max_tokens=1))
@@ -116,244 +116,242 @@ class Bench:
                 await asyncio.sleep(0.01)
 
 
-def on_bench(sizes: dict[str, int], budget: int, **how: Any) -> Callable[[Test], Any]:
-    async def whole(test: Test) -> None:
-        made = Bench(sizes, budget, **how)
-        try:
-            await made.residency.begin()
-            await test(made)
-        finally:
-            await made.residency.close()
-            for _, engine in made.all:
-                await engine.close()
+@contextlib.asynccontextmanager
+async def _open(sizes: dict[str, int], budget: int, **how: Any) -> AsyncIterator[Bench]:
+    made = Bench(sizes, budget, **how)
+    try:
+        await made.residency.begin()
+        yield made
+    finally:
+        await made.residency.close()
+        for _, engine in made.all:
+            await engine.close()
 
-    return given_by(lambda test: leap(whole(test)))
+
+@pytest.fixture(autouse=True)
+def run() -> Callable[[Coroutine[Any, Any, None]], None]:
+    """Runs the tests that are coroutines."""
+    return leap
 
 
 def _answer(box: Mailbox) -> Answer:
     return box.get_nowait()
 
 
-@on_bench({"a": 1, "b": 1, "c": 1}, 2)
-async def test_the_least_recently_used_idle_engine_leaves_for_another(bench: Bench) -> None:
-    assert bench.events == ["+a", "+b"], "at the start as many as fit, in their order"
-    assert [e.state for _, e in bench.all] == ["loaded", "loaded", "unloaded"]
-    for name in "aba":
-        bench.ask(name)
-        await bench.done(name)
-    box = bench.ask("c")
-    await bench.settle()
-    assert bench.events[2:] == ["-b", "+c"]
-    bench.engines["c"].finish()
-    assert isinstance(_answer(box), list)
-    bench.ask("b")
-    await bench.settle()
-    assert bench.events[4:] == ["-a", "+b"]
-    assert bench.engines["b"].loads == 2
-
-
-@on_bench({"a": 1, "b": 1, "large": 2, "c": 1}, 2)
-async def test_a_large_engine_takes_the_memory_of_several_and_is_not_overtaken(
-    bench: Bench,
-) -> None:
-    bench.ask("a")
-    await bench.settle()
-    bench.ask("large")
-    await bench.settle()
-    bench.ask("c")  # would fit next to a
-    await bench.settle()
-    assert bench.events == ["+a", "+b", "-b"], "b is idle, a works"
-    await bench.done("a")
-    await bench.settle()
-    assert bench.events[3:] == ["-a", "+large"]
-    await bench.done("large")
-    await bench.settle()
-    assert bench.events[5:] == ["-large", "+c"]
-
-
-@on_bench({"a": 1, "b": 1}, 1, turn_s=0.0)
-async def test_an_engine_that_always_works_takes_turns(bench: Bench) -> None:
-    """Its requests that run end in it; those that come later wait for its next turn."""
-    first, late = bench.ask("a"), bench.ask("b")
-    await bench.settle()
-    assert bench.events == ["+a"]
-    engine = bench.engines["a"]
-    second = bench.ask("a")
-    assert not engine.accepting and len(engine.running_ids) == 1
-    engine.finish()
-    assert isinstance(_answer(first), list)
-    await bench.until(lambda: bench.engines["b"].running)
-    bench.engines["b"].finish()
-    assert isinstance(_answer(late), list)
-    await bench.until(lambda: engine.running)
-    engine.finish()
-    assert isinstance(_answer(second), list)
-    assert bench.events == ["+a", "-a", "+b", "-b", "+a"]
-
-
-@on_bench({"a": 1, "b": 1}, 1)
-async def test_a_turn_is_not_cut_and_not_kept_for_one_that_left(bench: Bench) -> None:
-    bench.ask("a")
-    bench.ask("b")
-    await bench.settle()
-    engine = bench.engines["a"]
-    await asyncio.sleep(TURN_S - 1)
-    assert engine.accepting, "its turn has not ended"
-    bench.engines["b"].cancel_all()
-    await asyncio.sleep(TURN_S)
-    bench.ask("a")
-    assert len(engine.running_ids) == 2, "no request waits for its memory"
-    engine.finish()
-    engine.finish()
-    await bench.settle()
-    assert bench.events == ["+a"]
-
-
-@on_bench({"a": 1, "b": 1}, 1, wait_s=30)
-async def test_a_switch_that_has_started_is_completed(bench: Bench) -> None:
-    """A client that waits for less time than the requests of others take is answered anyway."""
-    engine = bench.engines["a"]
-
-    async def long() -> None:
-        """A request of 100 s each 40 s, so that always one runs."""
-        while True:
-            bench.ask("a")
-            loop.call_later(100, lambda: engine.running_ids and engine.finish())
-            await asyncio.sleep(40)
-
-    loop = asyncio.get_running_loop()
-    load = asyncio.create_task(long())
-    tries = list[Answer]()
-    while not any(isinstance(answer, list) for answer in tries):
-        box = bench.ask("b")
-        while box.empty():
-            if bench.engines["b"].running_ids:
-                bench.engines["b"].finish()
-            await asyncio.sleep(0.1)
-        tries.append(_answer(box))
-        assert loop.time() < 300
-        await asyncio.sleep(1)
-    load.cancel()
-    assert len(tries) > 1 and isinstance(tries[0], NotLoaded)
-
-
-@on_bench({"a": 1, "b": 1}, 1, wait_s=30)
-async def test_an_engine_has_a_turn_also_if_those_that_waited_have_left(bench: Bench) -> None:
-    bench.ask("a")
-    await asyncio.sleep(TURN_S)
-    vain = bench.ask("b")
-    await asyncio.sleep(31)
-    assert isinstance(_answer(vain), NotLoaded)
-    other = bench.ask("a")
-    await bench.done("a")
-    await asyncio.sleep(TURN_S - 1)
-    again = bench.ask("b")
-    await bench.done("b")
-    assert isinstance(_answer(again), list)
-    await bench.done("a")
-    assert isinstance(_answer(other), list)
-    assert bench.events == ["+a", "-a", "+b", "-b", "+a"]
-    bench.ask("a")
-    bench.ask("b")
-    await asyncio.sleep(TURN_S + 1)
-    bench.engines["b"].cancel_all()
-    bench.ask("a")
-    await bench.done("a")
-    assert bench.events[5:] == ["-a", "+b"], "its turn is kept"
-    await asyncio.sleep(TURN_S)
-    assert bench.events[7:] == ["-b", "+a"], "and ends"
-
-
-@on_bench({"a": 1, "b": 1, "c": 1}, 1)
-async def test_an_engine_that_failed_for_hours_is_loaded_soon_after_its_repair(
-    bench: Bench,
-) -> None:
-    """The pause between tries has a bound, and others that always work end their turns for it."""
-
-    async def load(name: str) -> None:
-        while True:
+async def test_the_least_recently_used_idle_engine_leaves_for_another() -> None:
+    async with _open({"a": 1, "b": 1, "c": 1}, 2) as bench:
+        assert bench.events == ["+a", "+b"], "at the start as many as fit, in their order"
+        assert [e.state for _, e in bench.all] == ["loaded", "loaded", "unloaded"]
+        for name in "aba":
             bench.ask(name)
-            await asyncio.sleep(2)
-            while bench.engines[name].running_ids:
-                bench.engines[name].finish()
+            await bench.done(name)
+        box = bench.ask("c")
+        await bench.settle()
+        assert bench.events[2:] == ["-b", "+c"]
+        bench.engines["c"].finish()
+        assert isinstance(_answer(box), list)
+        bench.ask("b")
+        await bench.settle()
+        assert bench.events[4:] == ["-a", "+b"]
+        assert bench.engines["b"].loads == 2
 
-    broken = bench.engines["b"]
-    broken.fault = [Death("damaged", user=True) for _ in range(1100)]
-    while broken.fault:
-        with contextlib.suppress(NotLoaded):
-            bench.ask("b")
-        await asyncio.sleep(LONGEST_PAUSE_S)
-    works = [asyncio.create_task(load(name)) for name in "ac"]
-    box = None
-    end = asyncio.get_running_loop().time() + LONGEST_PAUSE_S + 2 * (TURN_S + 4)
-    while not broken.running:
-        assert asyncio.get_running_loop().time() < end
-        with contextlib.suppress(NotLoaded):
-            box = bench.ask("b") if box is None else box
-        await asyncio.sleep(0.5)
-    await bench.done("b")
-    for work in works:
-        work.cancel()
-    assert box is not None and isinstance(_answer(box), list)
+
+async def test_a_large_engine_takes_the_memory_of_several_and_is_not_overtaken() -> None:
+    async with _open({"a": 1, "b": 1, "large": 2, "c": 1}, 2) as bench:
+        bench.ask("a")
+        await bench.settle()
+        bench.ask("large")
+        await bench.settle()
+        bench.ask("c")  # would fit next to a
+        await bench.settle()
+        assert bench.events == ["+a", "+b", "-b"], "b is idle, a works"
+        await bench.done("a")
+        await bench.settle()
+        assert bench.events[3:] == ["-a", "+large"]
+        await bench.done("large")
+        await bench.settle()
+        assert bench.events[5:] == ["-large", "+c"]
+
+
+async def test_an_engine_that_always_works_takes_turns() -> None:
+    """Its requests that run end in it; those that come later wait for its next turn."""
+    async with _open({"a": 1, "b": 1}, 1, turn_s=0.0) as bench:
+        first, late = bench.ask("a"), bench.ask("b")
+        await bench.settle()
+        assert bench.events == ["+a"]
+        engine = bench.engines["a"]
+        second = bench.ask("a")
+        assert not engine.accepting and len(engine.running_ids) == 1
+        engine.finish()
+        assert isinstance(_answer(first), list)
+        await bench.until(lambda: bench.engines["b"].running)
+        bench.engines["b"].finish()
+        assert isinstance(_answer(late), list)
+        await bench.until(lambda: engine.running)
+        engine.finish()
+        assert isinstance(_answer(second), list)
+        assert bench.events == ["+a", "-a", "+b", "-b", "+a"]
+
+
+async def test_a_turn_is_not_cut_and_not_kept_for_one_that_left() -> None:
+    async with _open({"a": 1, "b": 1}, 1) as bench:
+        bench.ask("a")
+        bench.ask("b")
+        await bench.settle()
+        engine = bench.engines["a"]
+        await asyncio.sleep(TURN_S - 1)
+        assert engine.accepting, "its turn has not ended"
+        bench.engines["b"].cancel_all()
+        await asyncio.sleep(TURN_S)
+        bench.ask("a")
+        assert len(engine.running_ids) == 2, "no request waits for its memory"
+        engine.finish()
+        engine.finish()
+        await bench.settle()
+        assert bench.events == ["+a"]
+
+
+async def test_a_switch_that_has_started_is_completed() -> None:
+    """A client that waits for less time than the requests of others take is answered anyway."""
+    async with _open({"a": 1, "b": 1}, 1, wait_s=30) as bench:
+        engine = bench.engines["a"]
+
+        async def long() -> None:
+            """A request of 100 s each 40 s, so that always one runs."""
+            while True:
+                bench.ask("a")
+                loop.call_later(100, lambda: engine.running_ids and engine.finish())
+                await asyncio.sleep(40)
+
+        loop = asyncio.get_running_loop()
+        load = asyncio.create_task(long())
+        tries = list[Answer]()
+        while not any(isinstance(answer, list) for answer in tries):
+            box = bench.ask("b")
+            while box.empty():
+                if bench.engines["b"].running_ids:
+                    bench.engines["b"].finish()
+                await asyncio.sleep(0.1)
+            tries.append(_answer(box))
+            assert loop.time() < 300
+            await asyncio.sleep(1)
+        load.cancel()
+        assert len(tries) > 1 and isinstance(tries[0], NotLoaded)
+
+
+async def test_an_engine_has_a_turn_also_if_those_that_waited_have_left() -> None:
+    async with _open({"a": 1, "b": 1}, 1, wait_s=30) as bench:
+        bench.ask("a")
+        await asyncio.sleep(TURN_S)
+        vain = bench.ask("b")
+        await asyncio.sleep(31)
+        assert isinstance(_answer(vain), NotLoaded)
+        other = bench.ask("a")
+        await bench.done("a")
+        await asyncio.sleep(TURN_S - 1)
+        again = bench.ask("b")
+        await bench.done("b")
+        assert isinstance(_answer(again), list)
+        await bench.done("a")
+        assert isinstance(_answer(other), list)
+        assert bench.events == ["+a", "-a", "+b", "-b", "+a"]
+        bench.ask("a")
+        bench.ask("b")
+        await asyncio.sleep(TURN_S + 1)
+        bench.engines["b"].cancel_all()
+        bench.ask("a")
+        await bench.done("a")
+        assert bench.events[5:] == ["-a", "+b"], "its turn is kept"
+        await asyncio.sleep(TURN_S)
+        assert bench.events[7:] == ["-b", "+a"], "and ends"
+
+
+async def test_an_engine_that_failed_for_hours_is_loaded_soon_after_its_repair() -> None:
+    """The pause between tries has a bound, and others that always work end their turns for it."""
+    async with _open({"a": 1, "b": 1, "c": 1}, 1) as bench:
+
+        async def load(name: str) -> None:
+            while True:
+                bench.ask(name)
+                await asyncio.sleep(2)
+                while bench.engines[name].running_ids:
+                    bench.engines[name].finish()
+
+        broken = bench.engines["b"]
+        broken.fault = [Death("damaged", user=True) for _ in range(1100)]
+        while broken.fault:
+            with contextlib.suppress(NotLoaded):
+                bench.ask("b")
+            await asyncio.sleep(LONGEST_PAUSE_S)
+        works = [asyncio.create_task(load(name)) for name in "ac"]
+        box = None
+        end = asyncio.get_running_loop().time() + LONGEST_PAUSE_S + 2 * (TURN_S + 4)
+        while not broken.running:
+            assert asyncio.get_running_loop().time() < end
+            with contextlib.suppress(NotLoaded):
+                box = bench.ask("b") if box is None else box
+            await asyncio.sleep(0.5)
+        await bench.done("b")
+        for work in works:
+            work.cancel()
+        assert box is not None and isinstance(_answer(box), list)
 
 
 @pytest.mark.parametrize("passing", [False, True])
-@on_bench({"a": 1, "b": 1}, 1)
-async def test_an_engine_that_does_not_start_ends_its_waiters_alone(
-    bench: Bench, passing: bool
-) -> None:
-    broken = bench.engines["b"]
-    broken.fault = [Death("weights.safetensors is damaged", not passing, passing)]
-    broken.gate.clear()
-    boxes = [bench.ask("b"), bench.ask("b")]
-    await bench.settle()
-    assert broken.state == "loading"
-    broken.gate.set()
-    await bench.settle()
-    for box in boxes:
-        answer = _answer(box)
-        assert isinstance(answer, NotLoaded) and "model b" in str(answer)
-        assert "damaged" not in str(answer), "clients do not read the server's paths"
-    assert broken.state == "failed" and broken.unhealthy_reason() is not None
-    with pytest.raises(NotLoaded, match="model b"):
-        bench.ask("b")
-    bench.ask("a")
-    await bench.done("a")
-    await bench.until(lambda: broken.state == "unloaded")
-    assert broken.unhealthy_reason() is None
-    box = bench.ask("b")
-    await bench.done("b")
-    assert isinstance(_answer(box), list), "it was repaired"
-    assert not broken.died.is_set(), "the server continues"
+async def test_an_engine_that_does_not_start_ends_its_waiters_alone(passing: bool) -> None:
+    async with _open({"a": 1, "b": 1}, 1) as bench:
+        broken = bench.engines["b"]
+        broken.fault = [Death("weights.safetensors is damaged", not passing, passing)]
+        broken.gate.clear()
+        boxes = [bench.ask("b"), bench.ask("b")]
+        await bench.settle()
+        assert broken.state == "loading"
+        broken.gate.set()
+        await bench.settle()
+        for box in boxes:
+            answer = _answer(box)
+            assert isinstance(answer, NotLoaded) and "model b" in str(answer)
+            assert "damaged" not in str(answer), "clients do not read the server's paths"
+        assert broken.state == "failed" and broken.unhealthy_reason() is not None
+        with pytest.raises(NotLoaded, match="model b"):
+            bench.ask("b")
+        bench.ask("a")
+        await bench.done("a")
+        await bench.until(lambda: broken.state == "unloaded")
+        assert broken.unhealthy_reason() is None
+        box = bench.ask("b")
+        await bench.done("b")
+        assert isinstance(_answer(box), list), "it was repaired"
+        assert not broken.died.is_set(), "the server continues"
 
 
-@on_bench({"a": 1, "b": 1}, 2, wait_s=10, queue=2)
-async def test_waiting_is_bounded_in_number_and_time(bench: Bench) -> None:
-    await bench.engines["b"].unload()
-    bench.engines["b"].gate.clear()
-    boxes = [bench.ask("b") for _ in range(4 + 2)]
-    with pytest.raises(Busy, match="waiting"):
-        bench.ask("b")
-    for box in boxes:
-        answer = await asyncio.wait_for(box.get(), 30)
-        assert isinstance(answer, NotLoaded) and "not loaded within" in str(answer)
-    assert bench.engines["b"].in_flight == 0
+async def test_waiting_is_bounded_in_number_and_time() -> None:
+    async with _open({"a": 1, "b": 1}, 2, wait_s=10, queue=2) as bench:
+        await bench.engines["b"].unload()
+        bench.engines["b"].gate.clear()
+        boxes = [bench.ask("b") for _ in range(4 + 2)]
+        with pytest.raises(Busy, match="waiting"):
+            bench.ask("b")
+        for box in boxes:
+            answer = await asyncio.wait_for(box.get(), 30)
+            assert isinstance(answer, NotLoaded) and "not loaded within" in str(answer)
+        assert bench.engines["b"].in_flight == 0
 
 
-@on_bench({"a": 1, "b": 1}, 2, idle_s=20)
-async def test_idle_engines_are_unloaded_and_come_back(bench: Bench) -> None:
-    bench.ask("a")
-    await asyncio.sleep(19)
-    assert bench.engines["b"].resident
-    await bench.until(lambda: not bench.engines["b"].resident, 2)
-    assert bench.engines["a"].running, "a request runs"
-    bench.engines["a"].finish()
-    await bench.until(lambda: bench.residency.taken("m") == 0)
-    assert [e.state for _, e in bench.all] == ["unloaded"] * 2
-    box = bench.ask("b")
-    await bench.until(lambda: bench.engines["b"].running)
-    bench.engines["b"].finish()
-    assert isinstance(_answer(box), list)
+async def test_idle_engines_are_unloaded_and_come_back() -> None:
+    async with _open({"a": 1, "b": 1}, 2, idle_s=20) as bench:
+        bench.ask("a")
+        await asyncio.sleep(19)
+        assert bench.engines["b"].resident
+        await bench.until(lambda: not bench.engines["b"].resident, 2)
+        assert bench.engines["a"].running, "a request runs"
+        bench.engines["a"].finish()
+        await bench.until(lambda: bench.residency.taken("m") == 0)
+        assert [e.state for _, e in bench.all] == ["unloaded"] * 2
+        box = bench.ask("b")
+        await bench.until(lambda: bench.engines["b"].running)
+        bench.engines["b"].finish()
+        assert isinstance(_answer(box), list)
 
 
 def test_at_the_start_damage_ends_the_server_and_a_lack_of_memory_does_not() -> None:
@@ -378,14 +376,12 @@ def test_at_the_start_damage_ends_the_server_and_a_lack_of_memory_does_not() -> 
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_no_request_is_lost_while_engines_come_and_go(seed: int) -> None:
+async def test_no_request_is_lost_while_engines_come_and_go(seed: int) -> None:
     """Random requests, ends, deaths and faults: every request ends once, with an answer or with the
     error of a fault, and the plan is never exceeded."""
     rng = random.Random(seed)
     sizes = {name: rng.randint(1, 3) for name in "abcde"}
-
-    @on_bench(sizes, 4, turn_s=1.0)
-    async def use(bench: Bench) -> None:
+    async with _open(sizes, 4, turn_s=1.0) as bench:
         for _ in range(400):
             name, engine = rng.choice(bench.all)
             match rng.randint(0, 9):
@@ -423,5 +419,3 @@ def test_no_request_is_lost_while_engines_come_and_go(seed: int) -> None:
             assert isinstance(answer, (NotLoaded, EngineDied) if fault else list)
         assert {True, False} == {fault for _, fault in answers}
         assert len(bench.events) > 8, "engines were switched"
-
-    use()

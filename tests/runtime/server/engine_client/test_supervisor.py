@@ -328,7 +328,7 @@ async def test_clients_read_neither_exit_code_nor_reason() -> None:
 
 
 @pytest.mark.parametrize(("code", "words"), [(2, "the disk is full"), (-9, "ended with code -9")])
-def test_last_words_that_come_late_are_heard(code: int, words: str) -> None:
+async def test_last_words_that_come_late_are_heard(code: int, words: str) -> None:
     """Such a process sent its reason; zmq's thread has not run since."""
 
     async def ended() -> int:
@@ -337,18 +337,15 @@ def test_last_words_that_come_late_are_heard(code: int, words: str) -> None:
     async def nothing(timeout: int) -> int:
         return 0
 
-    async def use() -> None:
-        context = zmq.asyncio.Context()
-        process = engine_process.EngineProcess((), context, lambda data: None)
-        socket, process._socket = process._socket, cast(Any, SimpleNamespace(poll=nothing))
-        process._process = cast(Any, SimpleNamespace(wait=ended))
-        waits = asyncio.create_task(process._wait())
-        await (waits if code < 0 else asyncio.sleep(0.1))
-        process.record_death(Death("the disk is full"))
-        await waits
-        process._socket, process._process = socket, None
-        await process.close()
-        context.term()
-        assert words in process.ended.result().reason
-
-    asyncio.run(use())
+    context = zmq.asyncio.Context()
+    process = engine_process.EngineProcess((), context, lambda data: None)
+    socket, process._socket = process._socket, cast(Any, SimpleNamespace(poll=nothing))
+    process._process = cast(Any, SimpleNamespace(wait=ended))
+    waits = asyncio.create_task(process._wait())
+    await (waits if code < 0 else asyncio.sleep(0.1))
+    process.record_death(Death("the disk is full"))
+    await waits
+    process._socket, process._process = socket, None
+    await process.close()
+    context.term()
+    assert words in process.ended.result().reason

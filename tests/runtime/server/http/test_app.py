@@ -51,14 +51,11 @@ def _client(key: str | None = None) -> httpx.AsyncClient:
         (None, 401),
     ],
 )
-def test_only_the_whole_key_opens(given: str | None, status: int) -> None:
-    async def ask() -> int:
-        headers = {} if given is None else {"Authorization": given.encode()}
-        async with _client(KEY) as client:
-            assert (await client.get("/health", headers=headers)).status_code == 200
-            return (await client.get("/v1/models", headers=headers)).status_code
-
-    assert asyncio.run(ask()) == status
+async def test_only_the_whole_key_opens(given: str | None, status: int) -> None:
+    headers = {} if given is None else {"Authorization": given.encode()}
+    async with _client(KEY) as client:
+        assert (await client.get("/health", headers=headers)).status_code == 200
+        assert (await client.get("/v1/models", headers=headers)).status_code == status
 
 
 async def _parts(
@@ -72,7 +69,7 @@ async def _parts(
         await gate.wait()
 
 
-def test_a_body_over_the_limit_is_refused_before_or_while_it_comes(
+async def test_a_body_over_the_limit_is_refused_before_or_while_it_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MAX_BODY", 1000)
@@ -82,39 +79,36 @@ def test_a_body_over_the_limit_is_refused_before_or_while_it_comes(
             answer = await client.post("/v1/completions", content=content, headers=headers)
             return answer.status_code, answer.json()["error"]["message"]
 
-    assert asyncio.run(ask(b" " * 1000)) == (400, asyncio.run(ask(b""))[1])
-    assert asyncio.run(ask(_parts(3, 400)))[0] == 413
+    assert await ask(b" " * 1000) == (400, (await ask(b""))[1])
+    assert (await ask(_parts(3, 400)))[0] == 413
     for declared in ("1001", "9" * 5000):  # nothing of it has to come
-        assert asyncio.run(ask(_parts(0, 0), **{"Content-Length": declared}))[0] == 413
+        assert (await ask(_parts(0, 0), **{"Content-Length": declared}))[0] == 413
 
 
-def test_large_bodies_share_their_memory_and_small_ones_always_fit(
+async def test_large_bodies_share_their_memory_and_small_ones_always_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "SMALL_BODY", 100)
     monkeypatch.setattr(module, "LARGE_BODIES", 1000)
     monkeypatch.setattr(module, "MAX_BODY", 1000)
 
-    async def ask() -> list[int]:
-        came, gate = asyncio.Event(), asyncio.Event()
-        async with _client() as client:
-            first = asyncio.ensure_future(
-                client.post("/v1/completions", content=_parts(10, 90, came, gate))
-            )
-            await came.wait()
-            found = [
-                (await client.post("/v1/completions", content=b" " * size)).status_code
-                for size in (100, 250, 350)  # 800 of 1000 are taken
-            ]
-            gate.set()
-            await first
-            found.append((await client.post("/v1/completions", content=b" " * 900)).status_code)
-            return found
-
-    assert asyncio.run(ask()) == [400, 400, 503, 400]
+    came, gate = asyncio.Event(), asyncio.Event()
+    async with _client() as client:
+        first = asyncio.ensure_future(
+            client.post("/v1/completions", content=_parts(10, 90, came, gate))
+        )
+        await came.wait()
+        found = [
+            (await client.post("/v1/completions", content=b" " * size)).status_code
+            for size in (100, 250, 350)  # 800 of 1000 are taken
+        ]
+        gate.set()
+        await first
+        found.append((await client.post("/v1/completions", content=b" " * 900)).status_code)
+    assert found == [400, 400, 503, 400]
 
 
-def test_a_client_that_leaves_before_the_first_event_leaves_nothing_behind() -> None:
+async def test_a_client_that_leaves_before_the_first_event_leaves_nothing_behind() -> None:
     """The body of a stream that was never started does not close its reply."""
     client = FakeClient([Event(0, 40)])
     served = service(client, None)
@@ -139,15 +133,12 @@ def test_a_client_that_leaves_before_the_first_event_leaves_nothing_behind() -> 
         began.set()
         await asyncio.Event().wait()  # no byte of it is sent
 
-    async def ask() -> None:
-        request = Request(scope, receive)
-        response = await endpoints.generate(request, completions.start)
-        assert client.cancelled == []
-        await asyncio.wait_for(response(scope, receive, send), 60)
-        assert client.cancelled == [0], "at once, and not at the next garbage collection"
-
     began = asyncio.Event()
-    asyncio.run(ask())
+    request = Request(scope, receive)
+    response = await endpoints.generate(request, completions.start)
+    assert client.cancelled == []
+    await asyncio.wait_for(response(scope, receive, send), 60)
+    assert client.cancelled == [0], "at once, and not at the next garbage collection"
 
 
 def test_a_path_that_is_not_served_says_what_is() -> None:

@@ -22,7 +22,7 @@ import uvicorn
 
 from spark_engine.runtime.server.http import descriptors
 from spark_engine.runtime.server.http.connections import Connection, Connections
-from tests.clocks import StandingLoop, Test, given_by
+from tests.clocks import StandingLoop
 
 READ_S = 0.3
 HANGS_S = 60.0  # ends a test that hangs
@@ -82,11 +82,11 @@ class Server:
         self.release = asyncio.Event()  # the answers to /slow
         self._streams: list[Streams] = []
 
-    def run(self, use: Callable[[Server], Awaitable[None]]) -> None:
+    def run(self, use: Awaitable[None]) -> None:
         with asyncio.Runner(loop_factory=StandingLoop) as runner:
             runner.run(self._limited(use))
 
-    async def _limited(self, use: Callable[[Server], Awaitable[None]]) -> None:
+    async def _limited(self, use: Awaitable[None]) -> None:
         """By another clock than the loop's."""
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
@@ -136,7 +136,7 @@ class Server:
             return
         await send({"type": "http.response.body", "body": b"hello"})
 
-    async def _run(self, use: Callable[[Server], Awaitable[None]]) -> None:
+    async def _run(self, use: Awaitable[None]) -> None:
         protocol = cast(Any, partial(Heard, self))
         config = uvicorn.Config(
             self.app,
@@ -153,7 +153,7 @@ class Server:
         await until(lambda: server.started)
         self.port = server.servers[0].sockets[0].getsockname()[1]
         try:
-            await use(self)
+            await use
         finally:
             for _, writer in self._streams:
                 writer.close()
@@ -163,8 +163,15 @@ class Server:
             await serving
 
 
-def on_server(most: int) -> Callable[[Test], Callable[..., None]]:
-    return given_by(lambda test: Server(most).run(test))
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Server:
+    return Server(getattr(request, "param", 10))
+
+
+@pytest.fixture(autouse=True)
+def run(server: Server) -> Callable[[Awaitable[None]], None]:
+    """Runs the tests that are coroutines."""
+    return server.run
 
 
 async def answer(reader: asyncio.StreamReader) -> bytes:
@@ -187,8 +194,7 @@ HALVES = [
 
 
 @pytest.mark.parametrize(("data", "part"), HALVES)
-@on_server(10)
-async def test_half_a_request_is_closed_in_time(server: Server, data: bytes, part: str) -> None:
+async def test_half_a_request_is_closed_in_time(data: bytes, part: str, server: Server) -> None:
     reader, _ = await server.open(data)
     await passes(0.9 * READ_S)
     assert server.refused == [] and len(server.connections.inside) == 1
@@ -200,7 +206,6 @@ async def test_half_a_request_is_closed_in_time(server: Server, data: bytes, par
     assert f"request's {part} did not come" in json.loads(body)["error"]["message"]
 
 
-@on_server(10)
 async def test_half_a_request_behind_a_whole_one_is_closed_too(server: Server) -> None:
     reader, _ = await server.open(GET + HALVES[2][0][:-3])
     assert (await answer(reader)).startswith(b"HTTP/1.1 200 ")
@@ -209,7 +214,6 @@ async def test_half_a_request_behind_a_whole_one_is_closed_too(server: Server) -
     assert not server.connections.inside
 
 
-@on_server(10)
 async def test_an_answer_before_the_body_is_the_only_one(server: Server) -> None:
     """What is sent unasked on a silent connection would be taken for the next request's answer."""
     reader, writer = await server.open(b"POST /early HTTP/1.1\r\nhost: x\r\n")
@@ -223,7 +227,6 @@ async def test_an_answer_before_the_body_is_the_only_one(server: Server) -> None
     assert not server.connections.inside
 
 
-@on_server(10)
 async def test_a_drip_does_not_move_the_deadline(server: Server) -> None:
     reader, writer = await server.open(b"GET / HTTP/1.1\r\n")
     for _ in range(18):
@@ -234,7 +237,6 @@ async def test_a_drip_does_not_move_the_deadline(server: Server) -> None:
     assert server.refused == [408] and b"HTTP/1.1 408 " in await _end(reader)
 
 
-@on_server(10)
 async def test_the_body_has_a_separate_time_limit(server: Server) -> None:
     reader, writer = await server.open(b"POST / HTTP/1.1\r\nhost: x\r\n")
     await passes(0.7 * READ_S)
@@ -244,7 +246,6 @@ async def test_the_body_has_a_separate_time_limit(server: Server) -> None:
     assert b"200 OK" in await answer(reader)
 
 
-@on_server(10)
 async def test_a_long_answer_and_an_idle_client_are_left_alone(server: Server) -> None:
     reader, writer = await server.open(SLOW)
     await passes(2 * READ_S)
@@ -261,9 +262,8 @@ async def test_a_long_answer_and_an_idle_client_are_left_alone(server: Server) -
 
 
 @pytest.mark.parametrize("reads", [False, True])
-@on_server(10)
 async def test_a_client_that_reads_nothing_is_cut_and_one_that_reads_little_is_not(
-    server: Server, reads: bool
+    reads: bool, server: Server
 ) -> None:
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -288,7 +288,7 @@ async def test_a_client_that_reads_nothing_is_cut_and_one_that_reads_little_is_n
         assert len(server.connections.inside) == int(reads)
 
 
-@on_server(4)
+@pytest.mark.parametrize("server", [4], indirect=True)
 async def test_the_longest_silent_connection_is_replaced(server: Server) -> None:
     idle = [await server.open() for _ in range(4)]
     await server.say(idle[0][1], GET[:10])  # received last
@@ -298,7 +298,7 @@ async def test_the_longest_silent_connection_is_replaced(server: Server) -> None
     assert left == [True, False, True, True, True]
 
 
-@on_server(2)
+@pytest.mark.parametrize("server", [2], indirect=True)
 async def test_a_client_between_two_requests_is_replaced_last(server: Server) -> None:
     reader, writer = await server.open(GET)
     await answer(reader)
@@ -308,7 +308,7 @@ async def test_a_client_between_two_requests_is_replaced_last(server: Server) ->
     assert await _end(silent[0][0]) == b"", "the first of the silent has left"
 
 
-@on_server(4)
+@pytest.mark.parametrize("server", [4], indirect=True)
 async def test_a_connection_that_is_being_answered_is_never_replaced(server: Server) -> None:
     busy = [await server.open(SLOW) for _ in range(4)]
     reader, _ = await server.open()
@@ -321,7 +321,6 @@ async def test_a_connection_that_is_being_answered_is_never_replaced(server: Ser
     assert b"200 OK" in await server.ask()
 
 
-@on_server(10)
 async def test_what_is_closed_leaves_nothing_behind(server: Server) -> None:
     for data in (b"", GET[:10], b"nonsense\r\n\r\n", SLOW):
         _, writer = await server.open(data)

@@ -61,19 +61,15 @@ async def _served(folder: Path) -> AsyncIterator[tuple[Models, httpx.AsyncClient
             yield models, client
 
 
-def test_models_at_one_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_models_at_one_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", PATH)
     monkeypatch.setattr(on_demand, "FIRST_PAUSE_S", 30.0)
-
-    async def use() -> None:
-        async with _served(tmp_path) as (models, client):
-            await _names(client)
-            await _switching(models, client)
-            await _faults(models, client)
-            await _shared(client)
-            await _metrics(client)
-
-    asyncio.run(use())
+    async with _served(tmp_path) as (models, client):
+        await _names(client)
+        await _switching(models, client)
+        await _faults(models, client)
+        await _shared(client)
+        await _metrics(client)
 
 
 def _body(model: str | None, text: str = "What is 40 plus 2?", **more: Any) -> dict[str, Any]:

@@ -46,6 +46,7 @@ from tests.runtime.server.prompts.served_folder import LOOP, MEMORY
 
 HANGS_S = 60.0
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
+pytestmark = pytest.mark.usefixtures("run")  # of the tests that are coroutines
 
 
 @pytest.fixture(scope="module")
@@ -202,23 +203,20 @@ async def test_a_client_that_leaves_cancels_its_job(pool: WorkerPool) -> None:
     assert isinstance(await _ask(pool, size=limits.SMALL_BODY), Prepared), begin
 
 
-def test_owners_take_turns(run: Run, pool: WorkerPool) -> None:
+async def test_owners_take_turns(pool: WorkerPool) -> None:
     ended: list[str] = []
 
     async def one(owner: str, said: str) -> None:
         await asyncio.gather(_ask(pool, said, owner, limits.SMALL_BODY), return_exceptions=True)
         ended.append(owner)
 
-    async def ask() -> None:
-        jobs = [asyncio.ensure_future(one("bad", LOOP)) for _ in range(8)]
-        await _until(lambda: bool(_lane(pool, "long prompts").walls))
-        await one("good", "hi")
-        assert ended.count("bad") <= 4
-        for job in jobs:
-            job.cancel()
-        await asyncio.gather(*jobs, return_exceptions=True)
-
-    run(ask())
+    jobs = [asyncio.ensure_future(one("bad", LOOP)) for _ in range(8)]
+    await _until(lambda: bool(_lane(pool, "long prompts").walls))
+    await one("good", "hi")
+    assert ended.count("bad") <= 4
+    for job in jobs:
+        job.cancel()
+    await asyncio.gather(*jobs, return_exceptions=True)
 
 
 async def test_the_owner_with_most_jobs_waiting_loses_one(pool: WorkerPool) -> None:
