@@ -8,11 +8,11 @@ ALONE = FAN * FAN  # chunks of a row, at most: enough for a few long rows to fil
 
 @dataclass(frozen=True)
 class Chunks:
-    """The chunks of a row in decode attention.
+    """The chunks of a row in decode attention, of one token or of a round of drafts.
 
     Attributes:
         tokens: of a chunk, about.
-        warps: of a block, over e4m3 pages.
+        warps: of a block of one query, over e4m3 pages.
         most: chunks of a row, at most.
         large: True for targets with Hopper's shared memory, False for the others.
         why: its use, if no recorded time has it as the best.
@@ -36,28 +36,6 @@ class Chunks:
     def form(self) -> str:
         """The part of the name that does not depend on a row's length."""
         return f"{self.most} chunks, {self.warps} warps"
-
-
-@dataclass(frozen=True)
-class Shared:
-    """The chunks of a row in attention over a round of drafts. A team of `queries` warps reads one
-    copy of a tile for as many queries."""
-
-    chunks: Chunks
-    queries: int
-    why: str = ""
-    fallback: bool = False
-
-    @property
-    def name(self) -> str:
-        """The tactic's name."""
-        name = f"round_{self.chunks.tokens}_{self.chunks.warps}_by_{self.queries}"
-        return name if self.chunks.most == ALONE else f"{self.chunks.most}_{name}"
-
-    @property
-    def form(self) -> str:
-        """As `Chunks.form`."""
-        return f"{self.chunks.form}, {self.queries} queries"
 
 
 @dataclass(frozen=True)

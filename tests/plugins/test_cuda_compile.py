@@ -160,7 +160,7 @@ def test_ops_share_what_is_compiled_of_a_kernel() -> None:
     assert {tactic_of(w) for name in (one, other) for w in made[name]} == names
     assert {
         "8 chunks, 12 warps",
-        "64 chunks, 3 warps, 4 queries",
+        "64 chunks, 3 warps",
         "pairs",
         "pairs_split",
     } <= names, "not of any length"

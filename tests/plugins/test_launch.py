@@ -1,12 +1,13 @@
 """Kernels' arguments by name: which become addresses, numbers and null, in which order."""
 
 from collections import defaultdict
+from itertools import product
 
 import numpy as np
 import pytest
 
 from spark_engine.errors import InternalError
-from spark_engine.kernel import H200, NULL, Arg, Pointer, Scalar, Scratch
+from spark_engine.kernel import H200, NULL, TARGETS, Arg, Pointer, Scalar, Scratch
 from spark_engine.op import Op
 from spark_engine.plugins import launch, registry
 from spark_engine.plugins.launch import Kernel, Node, behind, node_of
@@ -82,9 +83,9 @@ def plans(op: Op) -> None:
         if "bf16" not in f"{case.label} {case.attrs}" and "sample" not in op.name:
             continue
         packed = packed_specs(op, case.attrs, specs_of(op, case.attrs, arrays_of(op, case)))
-        for tactic in op.cuda.tactics:
-            if tactic.refuse(case.attrs, packed, H200) is None:
-                tactic.plan(case.attrs, packed, H200)
+        for tactic, target in product(op.cuda.tactics, TARGETS.values()):
+            if tactic.refuse(case.attrs, packed, target) is None:
+                tactic.plan(case.attrs, packed, target)
 
 
 def test_a_nodes_dimensions_are_those_of_its_operands() -> None:

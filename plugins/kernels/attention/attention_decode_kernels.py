@@ -2,19 +2,17 @@
 
 Each is one launch. The chunks of a row depend on the tactic and on the row's length only: with one
 tactic in every bucket, a row's bits do not depend on the other rows or the bucket. Sizes mirror
-`struct Block` of attention_merge.cuh. Rounds of drafts and prefill use the sizes, macros and
-refusals of this module.
+`struct Block` of attention_merge.cuh. `attention_round_kernels.py` has the tactics; it and prefill
+use the sizes, macros and refusals of this module.
 """
 
 from dataclasses import replace
-from functools import partial
 
 from spark_engine.interface import PREFILL_TILE
 from spark_engine.kernel import Early, Plan, Scratch, Target
 from spark_engine.plugins.formats.quantised import BY_TOKEN, QUANTS
-from spark_engine.plugins.launch import Candidate, Kernel, Node
+from spark_engine.plugins.launch import Kernel, Node
 from spark_engine.plugins.state.paged_kv import SECTIONS, Sizes, sizes_of
-from spark_engine.plugins.tuning import sm_90a, sm_121a
 from spark_engine.plugins.tuning.sizes import FAN, Chunks
 from spark_engine.tensors import DType
 
@@ -23,7 +21,6 @@ COLUMNS = 8  # heads of a group, padded; more heads of a kv head are several gro
 RESIDENT = 12  # warps of a multiprocessor, at most: 170 registers a thread
 TYPICAL = 1024  # tokens of a row, for predicted costs
 COPIES = 2  # quantised copies of a launch, at most
-UNFUSED = "nodes of one token or of a round that no fusion takes, and --no-fuse"
 ROW = 16  # bytes of `struct Row`
 # Arguments of the kernels of one token and of a round; y is the result in the activations' dtype.
 PAGES = "k_pages_out v_pages_out page_table slots starts counts"
@@ -87,21 +84,9 @@ def refuse_pages(node: Node, x: str = "qkv") -> str | None:
     return None
 
 
-def refuse_decode(node: Node, size: Chunks) -> str | None:
-    """Why the decode kernel does not take the node, or None."""
-    s, target = sizes(node), node.target
-    if s.tile != 1:
-        return f"rows are of {s.tile} tokens, not one"
-    reason = refuse_group(node, size)
-    shared = _shape(s, size.warps)[2] + ROW * node.dim("rows")
-    if reason is None and shared > target.shared_bytes:
-        return f"{size.warps} warps take {shared} bytes of shared memory; {target.name} has less"
-    return reason
-
-
 def refuse_group(node: Node, size: Chunks) -> str | None:
-    """Why neither decode nor round kernels take the node, or None: its copies or pages, or a size
-    for other targets."""
+    """Why neither kernel takes the node, or None: its copies or pages, or a size for other
+    targets."""
     s = sizes(node)
     if node.attrs.get("quant") == "fp8_block" and s.dim % 128:
         return f"heads of {s.dim} columns do not come in 128-column blocks of fp8_block"
@@ -129,7 +114,7 @@ def stages_alone(s: Sizes) -> int:
     return 2 if token_bytes(s) >= 256 else 4
 
 
-def _shape(s: Sizes, most: int) -> tuple[int, int, int]:
+def shape(s: Sizes, most: int) -> tuple[int, int, int]:
     """(warps, stages, bytes of `struct Block` without `rows`)."""
     token, warps, stages = token_bytes(s), readers_of(s, most), stages_alone(s)
     arena = max(stages * 2 * 16 * token, COLUMNS * (s.dim + 4) * 4)
@@ -140,7 +125,7 @@ def _shape(s: Sizes, most: int) -> tuple[int, int, int]:
 def plan_decode(node: Node, size: Chunks) -> Plan:
     """A grid of the resident blocks; scratch memory for the partial sums of every chunk."""
     s, rows, target = grouped_sizes(node), node.dim("rows"), node.target
-    warps, stages, shared = _shape(s, size.warps)
+    warps, stages, shared = shape(s, size.warps)
     each = shared + ROW * rows + 1024  # the hardware reserves 1 KiB a block
     blocks = min(RESIDENT // size.warps, (target.shared_bytes + 1024) // each)
     longest = node.dim("MP") * s.page
@@ -193,20 +178,3 @@ def cost_decode(node: Node, size: Chunks) -> float:
     read = 2 * rows * length * s.kv_heads * token_bytes(s) / (0.9 * target.bandwidth)
     resident = target.sms * (RESIDENT // size.warps if target.large_shared else 1)
     return max(latency, read + 5.5e-6 * max(1.0, rows * s.kv_heads * chunks / resident)) + merges
-
-
-def _candidate(size: Chunks) -> Candidate:
-    return Candidate(
-        size.name,
-        "attention/attention_decode_mma.cu",
-        partial(plan_decode, size=size),
-        partial(cost_decode, size=size),
-        partial(refuse_decode, size=size),
-        why=size.why,
-        form=size.form,
-    )
-
-
-SIZES = (*sm_90a.DECODE, *sm_121a.DECODE)
-DECODE = tuple(map(_candidate, SIZES))
-FALLBACK = tuple(_candidate(replace(size, why=UNFUSED)) for size in SIZES if size.fallback)

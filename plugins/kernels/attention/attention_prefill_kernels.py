@@ -1,17 +1,16 @@
-"""Planner of `paged_attention`: prefill in two launches, unfused decode and round tactics."""
+"""Planner of `paged_attention`: prefill in two launches, and the tactics of unfused decode."""
 
 from functools import partial
 
 from spark_engine.kernel import DECLARED, Launch, Plan, Scratch
 from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
-    FALLBACK,
     PAGES,
     pages_macros,
     refuse_pages,
     rope_macros,
     sizes,
 )
-from spark_engine.plugins.kernels.attention.attention_round_kernels import UNFUSED_ROUNDS
+from spark_engine.plugins.kernels.attention.attention_round_kernels import UNFUSED
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.tensors import DType
 
@@ -189,4 +188,4 @@ PAIRS_SPLIT = Candidate(
     "pairs_split", _PAIRS, partial(plan_pairs, split=True), partial(_cost_pairs, split=True),
     refuse_split, _order, why="few tokens of a prompt behind many: benchmarks/log/runtime.md",
 )  # fmt: skip
-CANDIDATES = (*FALLBACK, *UNFUSED_ROUNDS, TILES, TILES_PAIR, PAIRS_WHOLE, PAIRS_SPLIT)
+CANDIDATES = (*UNFUSED, TILES, TILES_PAIR, PAIRS_WHOLE, PAIRS_SPLIT)

@@ -1,22 +1,21 @@
-"""Planner of attention over a round of drafts: rows of two to eight tokens, in one launch.
+"""The tactics of decode attention: rows of one token, and rounds of drafts of two to eight.
 
-Each order of sums of `attention_decode_kernels.py` has a tactic here with the same order: the
-`reduction` key of a tactic is the name of the one-token tactic with equal bits. Sizes mirror
-`struct Block` of attention_merge.cuh and `Weights` of attention_warp_team.cuh.
+Each is one launch. A round's sums have one token's order. A team of warps reads one copy of a tile
+of keys for several queries, the most that registers and shared memory allow. Sizes mirror `struct
+Block` of attention_merge.cuh and `Weights` of attention_warp_team.cuh.
 """
 
 from dataclasses import dataclass, replace
 from functools import partial
 
 from spark_engine.kernel import Plan, Target
+from spark_engine.plugins.kernels.attention import attention_decode_kernels as one_token
 from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
     ARGS,
     COLUMNS,
-    DECODE,
     RESIDENT,
     ROW,
     TYPICAL,
-    UNFUSED,
     epilogue,
     grouped_sizes,
     most_warps,
@@ -31,12 +30,13 @@ from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.plugins.state.paged_kv import ROUND, Sizes
 from spark_engine.plugins.tuning import sm_90a, sm_121a
-from spark_engine.plugins.tuning.sizes import FAN, Shared
+from spark_engine.plugins.tuning.sizes import FAN, Chunks
 
-ROUNDED = Kernel("paged_round", ARGS)
+ROUNDED = Kernel("paged_round", ARGS, source="attention/attention_round_mma.cu")
 RUN_LIST_BYTES = 11 << 10  # of a block's shared memory, for its list of runs
 TEAM_STAGES = {1: (), 2: (4, 3), 4: (6, 4, 3)}  # tiles of a team's ring; the first that fits
 TEAM_MIN_DIM = 128  # dimensions of a head of a team, at least
+WHY = "nodes of one token or of a round that no fusion takes, and --no-fuse"
 WEIGHTS = 512  # bytes of a team for each query; twice that if values lag by a tile
 
 
@@ -46,23 +46,38 @@ def runs_of(tile: int, queries: int) -> int:
     return min(tile, -(-tile // queries) + 3)
 
 
-def refuse(node: Node, size: Shared) -> str | None:
-    """Why the round kernel does not take the node, or None."""
-    s, target, most, queries = sizes(node), node.target, size.chunks.warps, size.queries
-    if not 2 <= s.tile <= ROUND:
-        return f"rows are of {s.tile} tokens, not of 2 to {ROUND}"
-    if queries > 1 and -(-s.tile // queries) == -(-s.tile // (queries // 2)):
-        return f"{s.tile} queries by {queries} read no less than by {queries // 2}"
-    if queries > 1 and s.dim < TEAM_MIN_DIM:
-        return f"heads of {s.dim} are too small for a team; the least is {TEAM_MIN_DIM}"
-    warps = readers_of(s, most) * queries
-    if queries > 1 and warps > most_warps(target):
-        return f"{warps} warps have too few registers each"
-    reason = refuse_group(node, size.chunks)
-    shared = _shape(s, target, most, queries).shared + _listed(s, node, queries)
+def queries_of(node: Node, size: Chunks) -> int:
+    """Queries that a team of warps shares: the most that read a row less often than half of them,
+    and for which there are registers and shared memory."""
+    s, target = sizes(node), node.target
+    return next(
+        n
+        for n in sorted(TEAM_STAGES, reverse=True)
+        if n == 1
+        or s.tile > n // 2
+        and s.dim >= TEAM_MIN_DIM
+        and n * size.warps <= most_warps(target)
+        and _shared(node, size, n) <= target.shared_bytes
+    )
+
+
+def refuse(node: Node, size: Chunks) -> str | None:
+    """Why no kernel takes the node, or None."""
+    s, target = sizes(node), node.target
+    if s.tile > ROUND:
+        return f"rows are of {s.tile} tokens, not of 1 to {ROUND}"
+    reason, shared = refuse_group(node, size), _shared(node, size, 1)
     if reason is None and shared > target.shared_bytes:
-        return f"{warps} warps take {shared} bytes of shared memory; {target.name} has less"
+        return f"{size.warps} warps take {shared} bytes of shared memory; {target.name} has less"
     return reason
+
+
+def _shared(node: Node, size: Chunks, queries: int) -> int:
+    """Bytes of shared memory of a block with teams of so many queries."""
+    s = sizes(node)
+    if s.tile == 1:
+        return one_token.shape(s, size.warps)[2] + ROW * node.dim("rows")
+    return _shape(s, node.target, size.warps, queries).shared + _listed(s, node, queries)
 
 
 def _listed(s: Sizes, node: Node, queries: int) -> int:
@@ -100,10 +115,10 @@ def _shape(s: Sizes, target: Target, most: int, queries: int) -> Shape:
     return next((f for f in forms if f.shared <= free), made(alone, 1))
 
 
-def plan(node: Node, size: Shared) -> Plan:
+def plan(node: Node, chunks: Chunks) -> Plan:
     """A grid of the resident blocks; scratch memory for the partial sums of every chunk."""
     s, rows, target = grouped_sizes(node), node.dim("rows"), node.target
-    chunks, queries = size.chunks, size.queries
+    queries = queries_of(node, chunks)
     shape = _shape(s, target, chunks.warps, queries)
     readers, shared = shape.readers, shape.shared
     listed, runs = _listed(s, node, queries), runs_of(s.tile, queries)
@@ -139,10 +154,10 @@ def _resident(target: Target, most: int, warps: int, queries: int, shared: int) 
     return max(1, min(by_warps, (target.shared_bytes + 1024) // (shared + 1024)))
 
 
-def cost(node: Node, size: Shared) -> float:
+def cost(node: Node, size: Chunks) -> float:
     """Seconds, as of one token; every run reads its row again."""
     s, rows, target = grouped_sizes(node), node.dim("rows"), node.target
-    chunk, most, queries = size.chunks.tokens, size.chunks.warps, size.queries
+    chunk, most, queries = size.tokens, size.warps, queries_of(node, size)
     length = min(node.dim("MP") * s.page, TYPICAL)
     chunks = max(1, (length + chunk // 2) // chunk)
     merges = 3e-6 * ((chunks > 1) + (chunks > FAN))
@@ -156,19 +171,24 @@ def cost(node: Node, size: Shared) -> float:
     return max(latency, read + 6.5e-6 * max(1.0, rounds)) + merges
 
 
-def _candidate(size: Shared) -> Candidate:
+def _candidate(size: Chunks) -> Candidate:
+    def planned(node: Node) -> Plan:
+        return (one_token.plan_decode if sizes(node).tile == 1 else plan)(node, size)
+
+    def predicted(node: Node) -> float:
+        return (one_token.cost_decode if sizes(node).tile == 1 else cost)(node, size)
+
     return Candidate(
         size.name,
-        "attention/attention_round_mma.cu",
-        partial(plan, size=size),
-        partial(cost, size=size),
+        "attention/attention_decode_mma.cu",
+        planned,
+        predicted,
         partial(refuse, size=size),
-        lambda node: size.chunks.name,
-        size.why,
-        size.form,
+        why=size.why,
+        form=size.form,
     )
 
 
-ROUNDS = (*sm_90a.ROUNDS, *sm_121a.ROUNDS)
-FUSED = (*DECODE, *map(_candidate, ROUNDS))
-UNFUSED_ROUNDS = tuple(_candidate(replace(size, why=UNFUSED)) for size in ROUNDS if size.fallback)
+SIZES = (*sm_90a.DECODE, *sm_121a.DECODE)
+FUSED = tuple(map(_candidate, SIZES))
+UNFUSED = tuple(_candidate(replace(size, why=WHY)) for size in SIZES if size.fallback)

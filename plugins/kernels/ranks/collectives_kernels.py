@@ -127,7 +127,8 @@ def _sum(algorithm: str) -> Candidate:
     )
 
 
-SUMS = tuple(_sum(algorithm) for algorithm in ALGORITHMS)
+SHOTS = tuple(map(_sum, (ONE_SHOT, TWO_SHOT)))
+SUMS = (*SHOTS, _sum(PUSH))
 _GATHER = Candidate(
     ONE_SHOT,
     "ranks/gather_logits_peer.cu",

@@ -1,7 +1,8 @@
 """Planner of `reduce_norm_quant`: the sum over ranks and the norm in one launch, or in two.
 
 `one_shot` and `push` are one launch of reduce_norm_peer.cu; `<algorithm>_apart` is a launch of
-all_reduce, then one of norm_quant. All sum in the order of the two ops, so they give the same bits.
+all_reduce, then one of norm_quant, for rows that are many: those are not pushed. All sum in the
+order of the two ops, so they give the same bits.
 """
 
 from functools import partial
@@ -113,4 +114,4 @@ def _apart(total: Candidate, ops: Ops) -> Candidate:
 def candidates(total: Op, norm: Op) -> tuple[Candidate, ...]:
     """The candidates of `reduce_norm_quant`, of the ops all_reduce and norm_quant."""
     ops = Ops(total, norm)
-    return (*(_joined(w, ops) for w in JOINED), *(_apart(t, ops) for t in collectives.SUMS))
+    return (*(_joined(w, ops) for w in JOINED), *(_apart(t, ops) for t in collectives.SHOTS))

@@ -101,7 +101,7 @@ def test_every_rank_runs_it_over_its_own_memory(use: Any) -> None:
             assert sorted(args[-1] for args in last) == [0, 1]  # the ranks' numbers
             assert not {*last[0][:3]} & {*last[1][:3]}
         seen.append(tactic.name)
-    assert seen == ["push", "one_shot", "one_shot_apart", "push_apart"]
+    assert seen == ["push", "one_shot", "one_shot_apart"]
     made._close_ranks()
     assert not any(driver.held.values()), driver.held
 
@@ -120,7 +120,7 @@ def test_regions_grow_with_what_is_timed(use: Any) -> None:
 
 
 def test_the_least_time_is_taken_and_without_times_all_are_predicted() -> None:
-    times = {"push": 5e-6, "one_shot": 4e-6, "one_shot_apart": 3e-6, "push_apart": 9e-6}
+    times = {"push": 5e-6, "one_shot": 4e-6, "one_shot_apart": 3e-6}
     taken = choose(OP.cuda, work(), H200, lambda work, tactic, plan: times[tactic.name])
     assert taken.tactic is not None and taken.tactic.name == "one_shot_apart" and taken.timed
     blind = choose(OP.cuda, work(), H200, lambda work, tactic, plan: None)

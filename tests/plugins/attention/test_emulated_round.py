@@ -13,7 +13,7 @@ from spark_engine.kernel import GB10, H200, Target
 from spark_engine.op import Attrs
 from spark_engine.plugins.ops.attention import attention_decode
 from spark_engine.tensors import Array, DType
-from tests.plugins import emulated
+from tests.plugins import cuda_node, emulated
 from tests.plugins.cases.attention.paged_attention import Launch
 
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
@@ -24,10 +24,10 @@ SLOTS, STARTS, COUNTS = (1, 0, 2, -1), (0, 333, 125, 9), (4, 4, 3, 0)
 FOLLOWED = (("FOLLOWED", "1"),)  # as compute-sanitizer has it (benchmarks/rehearsal/sanitized.py)
 Sizes = tuple[int, int, int]  # heads, kv heads, dimensions
 FORMS = [
-    (H200, DType.F8E4M3, (3, 1, 128), "8_round_1024_3_by_4", "8_chunks_1024_3"),
-    (GB10, DType.BF16, (3, 1, 128), "round_128_4_by_2", "chunks_128_4"),
-    (GB10, DType.F8E4M3, (20, 2, 128), "round_128_4_by_2", "chunks_128_4"),  # ten share a kv head
-    (GB10, DType.BF16, (3, 1, 256), "round_128_4_by_4", "chunks_128_4"),  # merges a query at a time
+    (H200, DType.F8E4M3, (3, 1, 128), "8_chunks_1024_3", 4),
+    (H200, DType.BF16, (3, 1, 128), "8_chunks_1024_6", 2),
+    (GB10, DType.F8E4M3, (20, 2, 128), "chunks_128_4", 4),  # ten share a kv head
+    (GB10, DType.BF16, (3, 1, 256), "chunks_128_4", 4),  # merges a query at a time
 ]
 
 
@@ -67,16 +67,21 @@ def tokens(arrays: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
         yield (token, *rest[:8], *(np.asarray(s, np.int32) for s in steps), *rest[11:])
 
 
-@pytest.mark.parametrize(("target", "kv", "sizes", "name", "one"), FORMS, ids=lambda v: str(v)[:20])
+@pytest.mark.parametrize(
+    ("target", "kv", "sizes", "name", "queries"), FORMS, ids=lambda v: str(v)[:20]
+)
 def test_a_team_has_the_bits_of_single_tokens(
-    target: Target, kv: DType, sizes: Sizes, name: str, one: str, cache: Path
+    target: Target, kv: DType, sizes: Sizes, name: str, queries: int, cache: Path
 ) -> None:
     attrs, arrays = given(kv, sizes)
+    (tactic,) = (t for t in OP.cuda.tactics if t.name == name)
+    (launch,) = tactic.plan(attrs, cuda_node.specs_of(OP, attrs, arrays), target).launches
+    assert dict(launch.defines)["QUERIES"] == str(queries)
     keys, values, *got = run(name, attrs, arrays, target, cache, late=True)
     pages, parts = list(arrays[6:8]), []
     for token in tokens(arrays):
         operands = (*token[:6], *pages, *token[8:])
-        *pages, y, codes = run(one, {**attrs, "tile": 1}, operands, target, cache, late=True)
+        *pages, y, codes = run(name, {**attrs, "tile": 1}, operands, target, cache, late=True)
         parts.append((y, codes))
     live = np.arange(TILE) < np.asarray(COUNTS)[:, None]
     for made, single in zip(got, zip(*parts, strict=True), strict=True):
@@ -100,7 +105,7 @@ def test_copies_that_arrive_at_once_overwrite_nothing(kv: DType, cache: Path) ->
 
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[-1]], ids=lambda form: form[3])
 def test_in_the_form_for_racecheck_all_warps_pass_as_many_barriers(
-    form: tuple[Target, DType, Sizes, str, str], cache: Path
+    form: tuple[Target, DType, Sizes, str, int], cache: Path
 ) -> None:
     target, kv, sizes, name, _ = form
     attrs, arrays = given(kv, sizes)

@@ -29,7 +29,7 @@ MANY: Sizes = (257, 9, 256, 128)
 NEXT: Sizes = (513, 11, 256, 128)  # the 80B's experts
 LARGE: Sizes = (12, 9, 2048, 512)
 LARGER: tuple[Sizes, ...] = ((12, 9, 3072, 1024), (13, 11, 4096, 1024))  # 122B, 397B
-OWN_ORDER = ("wide_128", "tiles_128", "tiles_fp4")  # of sums; parts are bf16
+OWN_ORDER = "tiles_128"  # of sums; parts are bf16
 # Formats that round activations to codes.
 QUANTISED = ("nvfp4_a4", "fp8", "fp8_block", "fp8_channel")
 Route = Callable[[np.random.Generator, int, Sizes], Array]
@@ -161,17 +161,14 @@ def test_served_sizes_compile_without_spills(
     sizes: Sizes = (3, *of[1:])
     works = case(tokens, sizes, kind=kind).planned(target)
     tiled = not kind.startswith("fp8")
-    few, many = ["each"] * (tiled and tokens < 5), ["wide"] * (tiled and target.wgmma)
-    more = ["wide_128"] * (target.wgmma and tokens >= 512)
-    tiles = ["tiles", *["tiles_128"] * (tokens >= 512)] * tiled
-    assert [w.tactic.name for w in works] == [*few, "grouped", *many, *more, *tiles]
+    few, many = ["each"] * (tiled and tokens < 5), ["tiles"] * tiled
+    more = ["tiles_128"] * (tokens >= 512 and (tiled or target.wgmma))
+    assert [w.tactic.name for w in works] == [*few, "grouped", *many, *more]
     for work in works:
         for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
             usage = nvrtc.compile(job, target, cache).usage
             for launch in work.plan.launches:
-                # Bytes; int4's tile_up is for Hopper without wgmma, that is for no prefill there.
-                few = ("wide_down", "tile_up") if kind == "int4" else ("wide_down",)
-                spared = 16 if launch.symbol in few else 0
+                spared = 16 if launch.symbol == "wide_down" else 0  # bytes
                 assert usage[launch.symbol].spills <= spared, (launch.symbol, usage[launch.symbol])
 
 
@@ -197,11 +194,12 @@ def test_prefills_of_other_formats_compile_without_spills(
 ) -> None:
     sizes: Sizes = (3, 9, 2048, 512)
     works = {w.tactic.name: w for w in case(512, sizes, kind=kind).planned(target)}
-    work = works["tiles_fp4" if kind == "nvfp4_a4" else "tiles_128"]
+    work = works["tiles_128"]
     for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
         usage = nvrtc.compile(job, target, cache).usage
         for launch in work.plan.launches:
-            assert usage[launch.symbol].spills == 0, (launch.symbol, usage[launch.symbol])
+            spared = 192 if (kind, launch.symbol[:5]) == ("dense", "wide_") else 0  # bytes
+            assert usage[launch.symbol].spills <= spared, (launch.symbol, usage[launch.symbol])
         if kind == "nvfp4_a4" and target.fp4_mma:
             assert disassembled(job, target, cache, tmp_path).count("OMMA") >= 2 * 64
 
@@ -220,7 +218,7 @@ def test_experts_equal_the_reference(one: Routed, bench: cuda_node.Bench) -> Non
     found = []
     for work, got in zip(works, made, strict=True):
         label = f"{work.tactic.name} {one.label}"
-        own = work.tactic.name in OWN_ORDER
+        own = work.tactic.name == OWN_ORDER
         # Sums of Hopper's FP8 products have 13 bits: 0.5 % of the inner codes are another, and in
         # numpy one of them moves an element of the cases by 0.14 of the spread.
         short = own and one.attrs["format"] in ("fp8_block", "fp8_channel")
@@ -258,7 +256,7 @@ def test_the_norm_in_the_same_launch_changes_no_bit(
     apart = Case("", {**attrs, "add": 1}, lambda rng: (x, norm, residual, *scales))
     (second,) = cuda_node.planned(norm_quant.OP, apart, bench.target)
     wanted = {}
-    for work in (works[0], *(w for w in works if w.tactic.name in OWN_ORDER)):
+    for work in (works[0], *(w for w in works if w.tactic.name == OWN_ORDER)):
         (y,) = cuda_node.run(bench, work, (x, ids, weights, *params))
         wanted[work.tactic.name] = cuda_node.run(bench, second, (y, norm, residual, *scales))
     given = (x, ids, weights, residual, norm, *params, *scales)

@@ -56,7 +56,7 @@ CASES = (
     ("int4", "tiles", SMALL, 41, BY_32, 1e-2),
     ("fp8", "tiles_128", SMALL, 25, SIZES, 4e-2),
     ("dense", "tiles_128", SMALL, 25, SIZES, 4e-2),
-    ("nvfp4_a4", "tiles_fp4", SMALL, 41, SIZES, 4e-2),
+    ("nvfp4_a4", "tiles_128", SMALL, 41, SIZES, 4e-2),
     ("nvfp4", "tiles_128", SMALL, 89, LONG, 1e-2),
     ("nvfp4", "grouped", SMALL, 9, (5, 3, 3072, 80), 1e-2),  # six k-slabs of a warp
     ("dense", "grouped", SMALL, 9, (5, 3, 4096, 80), 1e-2),  # eight
@@ -64,10 +64,10 @@ CASES = (
     ("fp8_block", "grouped", HOPPER, 9, (5, 3, 256, 128), 1e-3),
     ("fp8_block", "grouped", HOPPER, 9, (5, 3, 208, 128), 1e-3),  # k begins within a block
     ("fp8_block", "grouped", HOPPER, 140, (5, 3, 144, 256), 1e-3),  # two n8 tiles
-    ("fp8_block", "wide_128", HOPPER, 513, (5, 3, 256, 128), 1e-2),
+    ("fp8_block", "tiles_128", HOPPER, 513, (5, 3, 256, 128), 1e-2),
     ("fp8_channel", "grouped", SMALL, 41, SIZES, 4e-2),
     ("fp8_channel", "grouped", HOPPER, 9, (5, 3, 208, 144), 1e-3),
-    ("fp8_channel", "wide_128", HOPPER, 513, (5, 3, 256, 128), 1e-2),
+    ("fp8_channel", "tiles_128", HOPPER, 513, (5, 3, 256, 128), 1e-2),
 )
 
 

@@ -150,10 +150,9 @@ def test_tactics_of_one_order_say_so() -> None:
         takers = [t for t in OP.cuda.tactics if t.refuse(attrs, packed, H200) is None]
         return {t.name: t.reduction_key(attrs, packed, H200) for t in takers}
 
-    assert set(keys(1)) == {"each", "grouped", "wide", "tiles"} and len(set(keys(1).values())) == 1
+    assert set(keys(1)) == {"each", "grouped", "tiles"} and len(set(keys(1).values())) == 1
     many = keys(4096)
-    assert many["grouped"] == many["wide"] == many["tiles"] == keys(1)["each"]
-    assert len({many["grouped"], many["wide_128"], many["tiles_128"]}) == 3
+    assert many["grouped"] == many["tiles"] == keys(1)["each"] != many["tiles_128"]
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
@@ -165,23 +164,39 @@ def test_few_tokens_keep_the_order_of_their_sums(kind: str, target: Target) -> N
     assert {t.reduction_key(attrs, packed, target) for t in takers} == {"k in parts"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "tactic"), [("nvfp4", "tiles_128"), ("nvfp4_a4", "tiles_fp4"), ("fp8", "tiles_128")]
-)
-def test_a_prefill_without_wgmma_is_tiles(kind: str, tactic: str) -> None:
-    attrs, packed = specs(kind, 4096, SIZES)
-    takers = [t for t in OP.cuda.tactics if t.refuse(attrs, packed, GB10) is None]
-    assert min(takers, key=lambda t: t.cost(attrs, packed, GB10)).name == tactic
+SOURCES = {  # of tiles of 64 and of 128 tokens
+    ("nvfp4", H200): ("wide_wgmma_sm90", "wide_wgmma_sm90"),
+    ("dense", H200): ("wide_wgmma_sm90", "wide_wgmma_sm90"),
+    ("fp8", H200): ("tiles_mma", "tiles_mma"),
+    ("nvfp4_a4", H200): ("tiles_mma", "tiles_mma"),
+    ("fp8_block", H200): ("", "wide_fp8_wgmma_sm90"),
+    ("fp8_channel", H200): ("", "wide_fp8_wgmma_sm90"),
+    ("nvfp4", GB10): ("tiles_mma", "tiles_mma"),
+    ("fp8", GB10): ("tiles_mma", "tiles_mma"),
+    ("nvfp4_a4", GB10): ("tiles_mma", "tiles_fp4_sm120"),
+    ("fp8_block", GB10): ("", ""),
+}
+
+
+@pytest.mark.parametrize(("kind", "target"), SOURCES, ids=lambda v: getattr(v, "name", v))
+def test_a_prefill_is_tiles_of_the_instructions_that_serve(kind: str, target: Target) -> None:
+    found = []
+    for tokens, name in ((256, "tiles"), (4096, "tiles_128")):
+        attrs, packed = specs(kind, tokens, SIZES)
+        takers = {t.name: t for t in OP.cuda.tactics if t.refuse(attrs, packed, target) is None}
+        sources = set()
+        if name in takers:
+            plan = takers[name].plan(attrs, packed, target)
+            sources = {n.source for n in plan.launches_of(takers[name].source)}
+        found.append(sources)
+        if tokens == 4096 and name in takers:
+            best = min(takers.values(), key=lambda t: t.cost(attrs, packed, target))
+            assert best.name == name
+    wanted = [{f"moe/experts/experts_{s}.cu"} if s else set() for s in SOURCES[kind, target]]
+    assert found == wanted
     few = specs(kind, 8, SIZES)
-    takers = [t for t in OP.cuda.tactics if t.refuse(*few, GB10) is None]
-    assert min(takers, key=lambda t: t.cost(*few, GB10)).name == "grouped"
-
-
-def test_wgmma_is_cheaper_where_it_serves() -> None:
-    for tokens in (128, 512, 4096):
-        attrs, packed = specs("nvfp4", tokens, SIZES)
-        takers = [t for t in OP.cuda.tactics if t.refuse(attrs, packed, H200) is None]
-        assert not min(takers, key=lambda t: t.cost(attrs, packed, H200)).name.startswith("tiles")
+    able = [t for t in OP.cuda.tactics if t.refuse(*few, target) is None]
+    assert min(able, key=lambda t: t.cost(*few, target)).name == "grouped"
 
 
 # ---- the index arithmetic ------------------------------------------------------------------------

@@ -153,7 +153,7 @@ def test_the_norm_in_the_launch_has_the_bits_of_the_norm_apart(cache: Path) -> N
         residual = rng.standard_normal((rows, 264)).astype(ml_dtypes.bfloat16)
         scales = np.array([0.004, 0.009], np.float32)
         operands = [(x, weight, residual, scales) for x in parts(rng, rows, 264)]
-        steps += [(TACTICS[name], operands) for name in ("push_apart", "one_shot", "push")]
+        steps += [(TACTICS[name], operands) for name in ("one_shot_apart", "one_shot", "push")]
     found = ranks.run(reduce_norm_quant.OP, attrs, steps)
     for first in range(0, len(steps), 3):
         apart = found[first][0]

@@ -8,7 +8,7 @@ from spark_engine.kernel import Tactic
 from spark_engine.plugins.registry import OPS, STANDARD
 from spark_engine.plugins.tuning.recorded import best
 
-MOST = 132
+MOST = 108
 PAIRS = [(op.name, op.cuda.tactics) for op in OPS] + [(n, c.tactics) for n, c in STANDARD.items()]
 
 

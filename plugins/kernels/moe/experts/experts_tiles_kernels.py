@@ -1,21 +1,20 @@
-"""The tactics of `grouped_moe` for many tokens by mma.sync: `tiles` and `tiles_128`
-(experts_tiles_mma.cu), and `tiles_fp4` (experts_tiles_fp4_sm120.cu).
+"""The tactics `tiles` and `tiles_128` of `grouped_moe` without wgmma: by mma.sync
+(experts_tiles_mma.cu) and by FP4 instructions (experts_tiles_fp4_sm120.cu).
 
-For targets without wgmma, and formats that the wide kernels do not take; where wgmma serves, it is
-cheaper. `tiles` cuts tiles of 64 tokens and adds a dot product in the parts that `grouped` has: it
-has its bits. `tiles_128` cuts tiles of 128 with one sum, k ascending, and parts of bf16.
+For targets without wgmma, and formats that the wide kernels do not take. `tiles` cuts tiles of 64
+tokens and adds a dot product in the parts that `grouped` has: it has its bits. `tiles_128` cuts
+tiles of 128 with one sum, k ascending, and parts of bf16.
 
-`tiles_fp4` is W4A4: native on sm_121a; on Hopper the instruction is emulated, so that it can be
-tested there. Few tokens read weights and little else, whatever the instruction: they stay with
-`grouped`.
+FP4 instructions are W4A4's: native on sm_121a, emulated where it is rehearsed. Few tokens read
+weights and little else, whatever the instruction: they stay with `grouped`.
 """
 
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 
 from spark_engine.kernel import DECLARED, Launch, Plan, Target
 from spark_engine.plugins.formats import expert_layout as et
-from spark_engine.plugins.kernels.gemm.linear_nvfp4_a4_kernels import EMULATED_RATE, FP4_RATE
+from spark_engine.plugins.kernels.gemm.linear_nvfp4_a4_kernels import FP4_RATE
 from spark_engine.plugins.kernels.moe.experts import experts_wide_kernels as wide
 from spark_engine.plugins.kernels.moe.experts.experts_problem import (
     THREADS,
@@ -122,30 +121,19 @@ def cost_tiles(node: Node, tiling: wide.Tiling) -> float:
     return seconds(p, target, rate, rows)
 
 
-def _candidate(name: str, tiling: wide.Tiling, key: wide.Key | None = None) -> Candidate:
+def _candidate(
+    name: str, tiling: wide.Tiling, key: Callable[[Node], str] | None = None
+) -> Candidate:
     refusal, plan = partial(refuse_tiles, tiling=tiling), partial(plan_tiles, tiling=tiling)
     cost = partial(cost_tiles, tiling=tiling)
     return Candidate(name, "moe/experts/experts_tiles_mma.cu", plan, cost, refusal, key)
 
 
-_WHY = "{} without wgmma, rehearsed: benchmarks/log/moe/experts_tiles_mma.md"
-TILES = replace(_candidate("tiles", wide.BY_PARTS, by_parts), why=_WHY.format("rounds of 64 rows"))
-TILES_128 = replace(_candidate("tiles_128", wide.ASCENDING), why=_WHY.format("prefill"))
+TILES = _candidate("tiles", wide.BY_PARTS, by_parts)
+TILES_128 = _candidate("tiles_128", wide.ASCENDING)
 
 FP4_BLOCK_M = wide.ASCENDING.block_m
 QUANTISE_FP4 = Kernel("quantise_rows", "x ids order x_scale codes block_scales")
-
-
-def refuse_fp4(node: Node) -> str | None:
-    """Refuses other formats, and few tokens."""
-    if reason := refuse(node):
-        return reason
-    p = Problem.of(node)
-    if p.kind != "nvfp4_a4":
-        return f"format {p.kind} has no NVFP4 activations"
-    if p.tokens < wide.FEWEST:
-        return f"{p.tokens} tokens; tiles of {FP4_BLOCK_M} want {wide.FEWEST}"
-    return None
 
 
 def plan_fp4(node: Node) -> Plan:
@@ -175,9 +163,9 @@ def plan_fp4(node: Node) -> Plan:
 
 
 def cost_fp4(node: Node) -> float:
-    """As the other tiles, at the rate of the FP4 instruction or of its emulation. Predicted."""
+    """As the other tiles, at the rate of the FP4 instruction. Predicted."""
     p, target = Problem.of(node), node.target
-    rate = target.bf16_flops * (0.5 * FP4_RATE if target.fp4_mma else EMULATED_RATE)
+    rate = 0.5 * FP4_RATE * target.bf16_flops
     rows = wide.ASCENDING.part_bytes * 2 * p.hidden + 1.2 * (p.hidden + p.inner)
     return seconds(p, target, rate, rows)
 
@@ -187,6 +175,5 @@ TILES_FP4 = Candidate(
     "moe/experts/experts_tiles_fp4_sm120.cu",
     plan_fp4,
     cost_fp4,
-    refuse_fp4,
-    why="prefill of checkpoints that quantise activations to NVFP4 too",
+    wide.refuse_wide_128,
 )

@@ -1,13 +1,9 @@
-"""The tactic `wide_128` of `grouped_moe` with FP8 in blocks or by channel, dynamic scales
+"""The tactic `tiles_128` of `grouped_moe` on wgmma with FP8 in blocks or by channel, dynamic scales
 (experts_wide_fp8_wgmma_sm90.cu).
 
 e4m3 wgmma over tiles of 64 tokens: registers hold a sum and a block's part of it. In blocks h is
 quantised where it is made; by channel its scale needs the whole row, so a launch quantises it.
 """
-
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TypeVar
 
 from spark_engine.kernel import DECLARED, Launch, Plan
 from spark_engine.plugins.kernels.moe.experts import experts_wide_kernels as wide
@@ -22,7 +18,7 @@ from spark_engine.plugins.kernels.moe.experts.experts_tiles_kernels import (
     sort,
     sort_memory,
 )
-from spark_engine.plugins.launch import Kernel, Node
+from spark_engine.plugins.launch import Candidate, Kernel, Node
 
 QUANTISE = Kernel("quantise_rows", "x codes scales")
 UP = Kernel("wide_up", "codes scales order tiles w13 w13_scale h h_scales")
@@ -39,8 +35,6 @@ def refuse_fp8(node: Node) -> str | None:
     if reason := refuse(node):
         return reason
     p = Problem.of(node)
-    if not node.target.wgmma:
-        return f"{node.target.name} has no wgmma"
     if p.hidden % 256 or p.inner % 128:
         return f"H = {p.hidden}, I = {p.inner}; multiples of 256 and 128 are served"
     if p.tokens < wide.FEWEST:
@@ -72,14 +66,13 @@ def plan_fp8(node: Node) -> Plan:
     up = [product(UP_RAW if by_row else UP, p.inner // 128)]
     if by_row:
         up.append(QUANTISE_INNER.launch(node, p.pairs, 32, sizes))
-    plan = node.plan(
+    return node.plan(
         *sort(node, p, sizes),
         QUANTISE.launch(node, p.tokens, 32, sizes),
         *up,
         product(DOWN, p.hidden // 256),
         combine(node, p, sizes),
     )
-    return Plan(plan.launches_of(SOURCE), plan.scratch)
 
 
 def cost_fp8(node: Node) -> float:
@@ -91,16 +84,4 @@ def cost_fp8(node: Node) -> float:
     return max(read, multiply) + 4 * p.pairs * rows / target.bandwidth + 30e-6
 
 
-T = TypeVar("T")
-
-
-def _by_format(fp8: Callable[[Node], T], others: Callable[[Node], T]) -> Callable[[Node], T]:
-    return lambda node: (fp8 if node.text("format") in FORMATS else others)(node)
-
-
-WIDE_128 = replace(
-    wide.WIDE_128,
-    plan=_by_format(plan_fp8, wide.WIDE_128.plan),
-    cost=_by_format(cost_fp8, wide.WIDE_128.cost),
-    refuse=_by_format(refuse_fp8, wide.WIDE_128.refuse),
-)
+WIDE_FP8 = Candidate("wide_fp8", SOURCE, plan_fp8, cost_fp8, refuse_fp8)

@@ -1,20 +1,18 @@
-"""The tactics `wide` and `wide_128` of `grouped_moe` (experts_wide_wgmma_sm90.cu): many tokens.
+"""The tactics `tiles` and `tiles_128` of `grouped_moe` on wgmma (experts_wide_wgmma_sm90.cu).
 
-`wide` cuts tiles of 64 tokens and adds a dot product in the parts that the other tactics have: it
-has their bits. `wide_128` cuts tiles of 128, which halves the weights that are dequantised, and so
+`tiles` cuts tiles of 64 tokens and adds a dot product in the parts that the other tactics have: it
+has their bits. `tiles_128` cuts tiles of 128, which halves the weights that are dequantised, and so
 has registers for one sum alone: k ascending. An expert's output then passes through bf16.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
 from spark_engine.kernel import DECLARED, Launch, Plan
 from spark_engine.plugins.formats import expert_layout as et
 from spark_engine.plugins.kernels.moe.experts.experts_problem import (
     Problem,
-    by_parts,
     combine,
     macros,
     refuse,
@@ -25,7 +23,6 @@ from spark_engine.plugins.launch import Candidate, Kernel, Node
 SORT = Kernel("moe_sort", "x ids x_slabs ranks order tiles tokens")
 SORT_CLUSTER = 8  # blocks that sort
 FEWEST = 512  # tokens below which no expert fills a tile of 128
-Key: TypeAlias = Callable[[Node], str | None]
 
 
 @dataclass(frozen=True)
@@ -47,21 +44,9 @@ BY_PARTS = Tiling(64, 4, {})
 ASCENDING = Tiling(128, 2, {"UP_WK": 1, "DOWN_WK": 1, "PARTS_BF16": 1})
 
 
-def refuse_wide(node: Node) -> str | None:
-    """Refuses what has no wgmma, and activations that are quantised."""
-    if reason := refuse(node):
-        return reason
-    if not node.target.wgmma:
-        return f"{node.target.name} has no wgmma"
-    p = Problem.of(node)
-    if p.quant:
-        return f"format {p.kind} quantises activations; the wide kernels take them as they are"
-    return None
-
-
 def refuse_wide_128(node: Node) -> str | None:
-    """Few tokens too."""
-    reason, tokens = refuse_wide(node), node.dim("tokens")
+    """Refuses few tokens too."""
+    reason, tokens = refuse(node), node.dim("tokens")
     if reason is None and tokens < FEWEST:
         return f"{tokens} tokens; tiles of {ASCENDING.block_m} want {FEWEST}"
     return reason
@@ -117,13 +102,10 @@ def cost_wide(node: Node, tiling: Tiling) -> float:
     return read + multiply + tiling.part_bytes * p.pairs * p.hidden / target.bandwidth + rest
 
 
-def _candidate(name: str, refusal: Key, tiling: Tiling, key: Key | None = None) -> Candidate:
+def _candidate(name: str, refusal: Callable[[Node], str | None], tiling: Tiling) -> Candidate:
     plan, cost = partial(plan_wide, tiling=tiling), partial(cost_wide, tiling=tiling)
-    return Candidate(name, "moe/experts/experts_wide_wgmma_sm90.cu", plan, cost, refusal, key)
+    return Candidate(name, "moe/experts/experts_wide_wgmma_sm90.cu", plan, cost, refusal)
 
 
-WIDE = _candidate("wide", refuse_wide, BY_PARTS, by_parts)
-WIDE_128 = replace(
-    _candidate("wide_128", refuse_wide_128, ASCENDING),
-    why="prefill by wgmma: benchmarks/log/moe/experts_wide_wgmma_sm90.md",
-)
+WIDE = _candidate("wide", refuse, BY_PARTS)
+WIDE_128 = _candidate("wide_128", refuse_wide_128, ASCENDING)
