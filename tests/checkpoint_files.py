@@ -27,7 +27,6 @@ FORMATS = (
 INT4 = ("gptq", "awq", "ct_int4")  # in groups of 32 with zero points
 # Of benchmarks/accuracy/. ct_mlp_a8: the MLP's NVFP4 values rounded to e4m3, inputs FP8 a token;
 # ct_mlp_a4: its inputs NVFP4. All else as ct_nvfp4.
-MEASURED = ("ct_mlp_a8", "ct_mlp_a4", "ct_int4_g128")
 STORED = {
     np.dtype(np.float32): "F32",
     np.dtype(np.float16): "F16",

@@ -42,17 +42,7 @@ exit 0
 """
 ALWAYS = ["install", "tests", "cross_build", "cpu_build", "cpu_answer"]
 SMALL = ["gpu_tests", "timed_build", "timed_report", "tiny_check", "tiny_answer", "tiny_bench"]
-NAMED = [
-    "build",
-    "report",
-    "doctor_of_it",
-    "record",
-    "answer",
-    "bench_1",
-    "bench_8",
-    "bench_32",
-    "arena",
-]
+NAMED = "build report doctor_of_it record answer bench_1 bench_8 bench_32 arena".split()
 
 
 class Stubs:

@@ -7,12 +7,8 @@ replayed graph's, warm, of the case's small shapes. Cases in f32 activations are
 
 import os
 import tempfile
-import warnings
-import zlib
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-
-import numpy as np
 
 from benchmarks.graphs import mean_seconds, target_here
 from benchmarks.rehearsal.reporter import Reporter
@@ -69,30 +65,6 @@ def seconds(bench: cuda_node.Bench, work: cuda_node.Planned, arrays: tuple[Array
         return mean_seconds(gpu, queued, ROUNDS) / SETS
 
 
-def compared(bench: cuda_node.Bench, work: cuda_node.Planned, given: tuple, want: tuple) -> str:
-    """What is to be said of outputs that are right. Raises AssertionError for others."""
-    op, case = work.op, work.case
-    limits, states = op.tolerance(case.attrs), op.aliases(case.attrs)
-    got = cuda_node.run(bench, work, given)
-    if case.ignore is not None:
-        case.ignore(got)
-    pairs = enumerate(zip(got, want, strict=True))
-    notes = [cuda_node.compare(f"output {i}", g, w, limits, i not in states) for i, (g, w) in pairs]
-    return "; ".join(filter(None, notes))
-
-
-def truth(op: Op, case: Case) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """A case's operands and what the reference makes of them."""
-    seed = zlib.crc32(f"{op.name}/{case.label}".encode())
-    arrays = case.inputs(np.random.default_rng(seed))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        want = tuple(o.copy() for o in op.reference(case.attrs, tuple(a.copy() for a in arrays)))
-    if case.ignore is not None:
-        case.ignore(want)
-    return arrays, want
-
-
 def label_of(work: cuda_node.Planned) -> str:
     """`op/tactic/case`."""
     return f"{work.op.name}/{work.tactic.name}/{work.case.label}"
@@ -128,13 +100,13 @@ def main() -> None:
     bench = cuda_node.Bench(gpu, target, CUBINS)
     reporter.head(**seen(gpu), card=name_and_driver()[0], fitted_to=target.card.name)
     for op, case, found in cases:
-        arrays, want = truth(op, case)
+        arrays, want = cuda_node.truth(op, case)
         for work in found:
             label = label_of(work)
             if label in reporter.done:
                 continue
             with reporter.trial(label):
-                note = compared(bench, work, arrays, want)
+                note = cuda_node.compared(bench, work, arrays, want)
                 us = seconds(bench, work, arrays) * 1e6
                 spills = sum(usage[key].spills for key in kernels_of(work))
                 reporter.row(label, right=True, us=round(us, 2), spills=spills, note=note)

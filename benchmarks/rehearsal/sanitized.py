@@ -13,14 +13,11 @@ import re
 import subprocess
 import sys
 import tempfile
-import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from benchmarks.graphs import target_here
 from benchmarks.rehearsal.ops import CUBINS, Work, asked, label_of, works
@@ -29,6 +26,7 @@ from benchmarks.rehearsal.used_multiprocessors import seen
 from spark_engine.builder.native import nvrtc
 from spark_engine.device.gpu import Gpu, name_and_driver
 from tests.plugins import cuda_node
+from tests.plugins.cases.seeded import arrays_of
 
 FOLLOWED = (("FOLLOWED", "1"),)
 RAN = "ran.json"  # the labels that ran, next to the file of those that are asked for
@@ -102,8 +100,7 @@ def run_labels(asked: Path) -> None:
         for op, case, plans in works(target, {label.split("/")[0] for label in labels}):
             chosen = [work for work in plans if label_of(work) in labels]
             if chosen:
-                seed = zlib.crc32(f"{op.name}/{case.label}".encode())
-                arrays = case.inputs(np.random.default_rng(seed))
+                arrays = arrays_of(op, case)
                 for work in chosen:
                     cuda_node.run(bench, followed(work), arrays)
                     ran.append(label_of(work))

@@ -80,29 +80,6 @@ def test_states_and_their_units(tmp_path: Path) -> None:
     }
 
 
-def test_the_wiring_of_a_dense_decode_graph(tmp_path: Path) -> None:
-    network = _build(_made(tmp_path))
-    ops = _ops(network)
-    assert ops["linear"] == 3 * 5 + 4 + 4 * 3 + 1
-    assert (ops["Concat"], ops["Add"], ops["rms_norm"]) == (3 * 2 + 1 + 4, 8, 9)
-    assert (ops["gated_delta_step"], ops["causal_conv"], ops["paged_attention"]) == (3, 3, 1)
-    conv = _node(network, "layers.0.linear_attn.conv1d.y")
-    qkvz = conv.inputs[0].inputs[0]
-    assert [t.inputs[0].name for t in qkvz.inputs] == [
-        "layers.0.linear_attn.in_proj_qkv.y",
-        "layers.0.linear_attn.in_proj_z.y",
-    ]
-    gates = _node(network, "layers.0.linear_attn.delta").inputs[1].inputs[0]
-    assert [t.name for t in gates.inputs] == [
-        "layers.0.linear_attn.in_proj_b.y",
-        "layers.0.linear_attn.in_proj_a.y",
-    ]
-    attention = _node(network, "layers.3.self_attn.o").inputs[0].inputs[0]
-    assert [t.name.split(".")[-2] for t in attention.inputs] == ["q_proj", "k_proj", "v_proj"]
-    assert _node(network, "layers.1.out").inputs[0].name == "layers.1.mixed"
-    assert _node(network, "layers.1.mixed").inputs[0].name == "layers.0.out"
-
-
 def test_families_differ_in_tile_and_recurrence_only(tmp_path: Path) -> None:
     model = _made(tmp_path, moe=True)
     decode, prefill = _build(model, "decode"), _build(model, "prefill")

@@ -22,7 +22,6 @@ LOAD_S = 62  # of what the plots show
 CLIENTS = 6
 LARGEST = 150_000  # bytes of a picture
 QUESTIONS = ("Tell me a story about a small boat.", "What is 3 plus 4?", "What is a promise?")
-THINGS = ("boat", "bear", "kite", "fox")
 
 
 def main() -> int:

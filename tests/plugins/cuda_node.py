@@ -5,6 +5,7 @@ that a write outside it is seen; outputs hold 0xFF bytes (a NaN in every float f
 run.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,13 +18,14 @@ from numpy.typing import NDArray
 from spark_engine.builder.native import nvrtc
 from spark_engine.device.gpu import Gpu
 from spark_engine.kernel import Launch, Plan, Pointer, Tactic, Target
-from spark_engine.op import Case, Op, Tolerance
+from spark_engine.op import Attrs, Case, Op, Tolerance
 from spark_engine.tensors import Array, DType, TensorSpec
-from tests.plugins.cases.seeded import seeded
+from tests.plugins.cases.seeded import arrays_of, seeded
 from tests.plugins.packed_node import packed_arrays as packed_arrays
 from tests.plugins.packed_node import packed_specs as packed_specs
 from tests.plugins.packed_node import specs_of as specs_of
 
+BF16: Attrs = {"dtype": "bf16"}
 GUARD = 512  # bytes before and after each buffer
 GUARD_BYTE, POISON_BYTE = 0xA5, 0xFF
 
@@ -166,6 +168,11 @@ class Bench:
             ]
             self.gpu.launch(function, launch, values)
 
+    def results(self, op: Op, arrays: tuple[Array, ...], attrs: Attrs = BF16) -> dict[str, Array]:
+        """The first result of each tactic that takes these operands, by the tactic's name."""
+        works = planned(op, Case("served", attrs, lambda rng: arrays), self.target)
+        return {work.tactic.name: run(self, work, arrays)[0] for work in works}
+
 
 def run(bench: Bench, work: Planned, arrays: Sequence[Array]) -> tuple[Array, ...]:
     """The outputs of one tactic over `arrays` (as docs/graph.md has them).
@@ -223,6 +230,30 @@ def _check_inputs(
 
 
 # ---- comparing -------------------------------------------------------------------------------
+
+
+def truth(op: Op, case: Case) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """A case's operands and what the reference makes of them."""
+    arrays = arrays_of(op, case)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        want = tuple(o.copy() for o in op.reference(case.attrs, tuple(a.copy() for a in arrays)))
+    if case.ignore is not None:
+        case.ignore(want)
+    return arrays, want
+
+
+def compared(bench: Bench, work: Planned, given: Sequence[Array], want: Sequence[Array]) -> str:
+    """What is to be said of outputs that are right. Raises AssertionError for others."""
+    op, case = work.op, work.case
+    limits, states = op.tolerance(case.attrs), op.aliases(case.attrs)  # pages: a code a byte
+    got = run(bench, work, given)
+    if case.ignore is not None:
+        case.ignore(got)
+    pairs = enumerate(zip(got, want, strict=True))
+    label = f"{op.name}/{work.tactic.name}/{case.label} output"
+    notes = [compare(f"{label} {i}", g, w, limits, i not in states) for i, (g, w) in pairs]
+    return "; ".join(filter(None, notes))
 
 
 def compare(label: str, got: Array, want: Array, limits: Tolerance, nibbles: bool) -> str:

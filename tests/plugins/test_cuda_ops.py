@@ -3,8 +3,6 @@
 A case in f32 activations is refused by the tactics; its bf16 variant runs in its place.
 """
 
-import zlib
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -18,10 +16,6 @@ from tests.plugins.cases.seeded import seeded
 
 OPS = [op for op in registry.OPS if op.cuda.tactics]
 PAIRS = [pytest.param(op, case, id=f"{op.name}-{case.label}") for op in OPS for case in seeded(op)]
-
-
-def arrays_of(op: Op, case: Case) -> tuple[np.ndarray, ...]:
-    return case.inputs(np.random.default_rng(zlib.crc32(f"{op.name}/{case.label}".encode())))
 
 
 @pytest.mark.gpu
@@ -39,23 +33,10 @@ def test_every_tactic_equals_the_reference(op: Op, case: Case, bench: cuda_node.
 def check_tactics(op: Op, case: Case, bench: cuda_node.Bench) -> int:
     """Each tactic that takes the case against the reference; returns how many there are."""
     works = list(cuda_node.planned(op, case, bench.target))
-    if not works:
-        return 0
-    arrays = arrays_of(op, case)
-    made = [cuda_node.run(bench, work, arrays) for work in works]
-    want = tuple(o.copy() for o in op.reference(case.attrs, tuple(a.copy() for a in arrays)))
-    if case.ignore is not None:
-        case.ignore(want)
-    limits, states = op.tolerance(case.attrs), op.aliases(case.attrs)
-    for work, got in zip(works, made, strict=True):
-        if case.ignore is not None:
-            case.ignore(got)
-        for index, (g, w) in enumerate(zip(got, want, strict=True)):
-            label = f"{op.name}/{work.tactic.name}/{case.label} output {index}"
-            nibbles = index not in states  # pages hold one e4m3 code a byte
-            note = cuda_node.compare(label, g, w, limits, nibbles)
-            if note:
-                print(note)
+    arrays, want = cuda_node.truth(op, case) if works else ((), ())
+    for work in works:
+        if note := cuda_node.compared(bench, work, arrays, want):
+            print(note)
     return len(works)
 
 

@@ -8,9 +8,8 @@ from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Op
 from spark_engine.plugins import registry
 from spark_engine.tensors import DType, TensorSpec
-from tests.plugins.cases.seeded import seeded
+from tests.plugins.cases.seeded import arrays_of, seeded
 from tests.plugins.one_node import row_wise, spec_of
-from tests.plugins.test_ops import arrays_of
 
 CASES = [(op, i) for op in registry.OPS if row_wise(op) for i in range(len(seeded(op)))]
 

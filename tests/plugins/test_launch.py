@@ -11,9 +11,8 @@ from spark_engine.kernel import H200, NULL, TARGETS, Arg, Pointer, Scalar, Scrat
 from spark_engine.op import Op
 from spark_engine.plugins import launch, registry
 from spark_engine.plugins.launch import Kernel, Node, behind, node_of
-from tests.plugins.cases.seeded import seeded
+from tests.plugins.cases.seeded import arrays_of, seeded
 from tests.plugins.packed_node import declared, packed_specs, specs_of
-from tests.plugins.test_ops import arrays_of
 
 NORM = registry.get("norm_quant")
 ATTRS = {"eps": 1e-6, "add": 1, "keep": 0, "quant": "fp8", "n": 2}

@@ -1,6 +1,5 @@
 """Every op, every case: infer, reference and body agree; the contract of Op is kept."""
 
-import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,7 @@ from spark_engine.op import DOMAIN, Case, Op
 from spark_engine.plugins import registry
 from spark_engine.tensors import Array, DType, TensorSpec
 from tests.plugins import one_node
-from tests.plugins.cases.seeded import CASES, seeded
+from tests.plugins.cases.seeded import CASES, arrays_of, seeded
 
 PAIRS = [
     pytest.param(op, case, id=f"{op.name}-{case.label}")
@@ -22,11 +21,6 @@ PAIRS = [
 
 FREE = ("rows", "tokens")
 FIXED = ("vision_attention", "store_rows")  # the tower's buckets have a model each
-
-
-def arrays_of(op: Op, case: Case) -> tuple[Array, ...]:
-    """The case's inputs; the seed is a digest of its name, so cases do not shift each other."""
-    return case.inputs(np.random.default_rng(zlib.crc32(f"{op.name}/{case.label}".encode())))
 
 
 def reference(op: Op, case: Case, arrays: tuple[Array, ...]) -> tuple[Array, ...]:

@@ -27,17 +27,12 @@ ALLOWED = {
 }
 # Folders of a package or of a folder, bottom up: each may use those named, and "" is the files next
 # to them.
-_REQUESTS = {
-    "constraint",
-    "draft_counts",
-    "pool",
-    "sizes",
-    "request",
-    "token_constraint_state",
-    "rope_offsets",
-    "sequence",
-    "plan",
-}
+_REQUESTS = set(
+    (
+        "constraint draft_counts pool sizes request token_constraint_state rope_offsets sequence "
+        "plan"
+    ).split()
+)
 FOLDERS = {
     "plugins": {
         "tuning": set(),
@@ -105,17 +100,7 @@ FOLDERS = {
         "doctor": {"engine", "executors", "ranks"},
         "replicas": {"engine", "server"},
         "offline": {"engine", "server"},
-        "cli": {
-            "executors",
-            "ranks",
-            "engine",
-            "text",
-            "structured",
-            "server",
-            "doctor",
-            "replicas",
-            "offline",
-        },
+        "cli": set("executors ranks engine text structured server doctor replicas offline".split()),
         "": set(),
     },
     "runtime/engine": {  # the first nine are files: what a request and a step are

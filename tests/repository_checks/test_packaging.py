@@ -21,14 +21,7 @@ from spark_engine.runtime.server.process.open_service import worker_command
 from tests.repository import PACKAGES, ROOT, files
 from tests.repository_checks.clean_install import bare_environment, clone_into, pip_into
 
-TOOLS = (
-    "spark-replicas",
-    "spark-bench",
-    "spark-build",
-    "spark-run",
-    "spark-check",
-    "spark-inspect",
-)
+TOOLS = tuple("spark-replicas spark-bench spark-build spark-run spark-check spark-inspect".split())
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 COMMIT = "c0ffee" * 6 + "c0ff"  # passed to the build
 TRACKED = files(*PACKAGES, tracked_only=True)

@@ -5,11 +5,10 @@
 
 Conversations of streams and whole answers go through the front of `spark-replicas run`. A second
 `run` is refused; the directory of the replicas is killed; a server is killed with its engine;
-another is stopped (SIGSTOP); `spark-replicas scale` makes them one less and as many again, and the
-others stay; an update to an engine that does not load fails, and replaces not all; then `update`
-replaces all by a copy of the engine folder. Each request must end whole, or in an error
-that says why, and such errors only after a server was killed or stopped: neither the directory nor
-an update excuses any. Nothing may be left running.
+another is stopped (SIGSTOP); an update to an engine that does not load fails, and replaces not all;
+then `update` replaces all by a copy of the engine folder. Each request must end whole, or in an
+error that says why, and such errors only after a server was killed or stopped: neither the
+directory nor an update excuses any. Nothing may be left running.
 """
 
 import argparse
@@ -23,7 +22,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -141,18 +141,6 @@ class Soak:
         await asyncio.sleep(QUIET_S)
         print("another directory:", dict(self.outcomes), flush=True)
 
-    async def scaled(self) -> None:
-        """One less, and as many again: those that stay are the ones that were there."""
-        before = {row["name"] for row in self.rows()}
-        for count in (self.replicas - 1, self.replicas):
-            code, text = await self.command("scale", str(count))
-            if code:
-                self.wrong.append(f"spark-replicas scale {count} failed: {text[-300:]}")
-            await self.until(count, START_S, set())
-            if len(before & {row["name"] for row in self.rows()}) != self.replicas - 1:
-                self.wrong.append(f"spark-replicas scale {count} replaced replicas")
-        print("another number:", dict(self.outcomes), flush=True)
-
     async def updates(self, engine: Path) -> None:
         """One that fails, and one that does not."""
         before = {row["name"] for row in self.rows()}
@@ -196,17 +184,22 @@ class Soak:
             if Path(f"/proc/{stopped}").exists():
                 os.kill(stopped, signal.SIGCONT)
             await asyncio.sleep(max(QUIET_S, self.excused_until - time.monotonic()))
-            await self.scaled()
         await self.updates(engine)
 
-    async def load(self, engine: Path) -> None:
+    @asynccontextmanager
+    async def conversations(self) -> AsyncIterator[None]:
+        """Of all clients, during the block; each request ends behind it."""
         async with httpx.AsyncClient(timeout=ENDS_S) as http:
             clients = [asyncio.create_task(self.client(n, http)) for n in range(CLIENTS)]
             try:
-                await self.faults(engine)
+                yield
             finally:
                 self.stop = True
                 await asyncio.gather(*clients)
+
+    async def load(self, engine: Path) -> None:
+        async with self.conversations():
+            await self.faults(engine)
 
     def run(self, engine: Path) -> None:
         started = time.monotonic()

@@ -38,10 +38,6 @@ OPTIONS = Options(
 BLUR = 2e-3  # relative, of every value that a kernel rounds to bf16
 
 
-def _quiet(text: str) -> None:
-    del text
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Fake]:
     folder = tmp_path_factory.mktemp("native")

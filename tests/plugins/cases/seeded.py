@@ -4,12 +4,16 @@ An op has its cases here if a few lines do not make them. `CASES` are of the op
 with the name of the module, or by op.
 """
 
+import zlib
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
+
 from spark_engine.op import Case, Op
+from spark_engine.tensors import Array
 
 
 def _read() -> Mapping[str, tuple[Case, ...]]:
@@ -31,3 +35,8 @@ CASES = _read()
 def seeded(op: Op) -> tuple[Case, ...]:
     """The cases of an op, at least one. Raises KeyError where it has none."""
     return op.cases or CASES[op.name]
+
+
+def arrays_of(op: Op, case: Case) -> tuple[Array, ...]:
+    """The case's operands; the seed is a digest of its name, so cases do not shift each other."""
+    return case.inputs(np.random.default_rng(zlib.crc32(f"{op.name}/{case.label}".encode())))

@@ -1,6 +1,5 @@
 """The gated delta net's kernels against their references, on a GPU; that they compile, anywhere."""
 
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from tests.plugins.cases.delta_rule import gated_delta as gated_delta_cases
 from tests.plugins.cases.delta_rule import gdn_decode as fused_cases
 from tests.plugins.cases.delta_rule import gdn_prefill as prefill_cases
 from tests.plugins.cases.delta_rule.gated_delta import Launch
-from tests.plugins.cases.seeded import seeded
+from tests.plugins.cases.seeded import arrays_of, seeded
 
 nvrtc = pytest.importorskip("spark_engine.builder.native.nvrtc")
 from tests.plugins import cuda_node  # noqa: E402
@@ -117,10 +116,6 @@ CASES = [
     *((gdn_prefill.OP, case) for case in PREFILLED),
 ]
 PAIRS = [pytest.param(op, case, id=f"{op.name}-{case.label}") for op, case in CASES]
-
-
-def arrays_of(op: Op, case: Case) -> tuple[Array, ...]:
-    return case.inputs(np.random.default_rng(zlib.crc32(f"{op.name}/{case.label}".encode())))
 
 
 def far(got: Array, want: Array) -> float:

@@ -28,8 +28,7 @@ def run(tactic: Tactic, attrs: Attrs, arrays: tuple[Array, ...], cache: Path) ->
     specs = cuda_node.specs_of(OP, attrs, arrays)
     if (reason := tactic.refuse(attrs, specs, H200)) is not None:
         pytest.skip(reason)
-    plan, outs = tactic.plan(attrs, specs, H200), OP.infer(attrs, specs)
-    return emulated.run(plan, tactic.source, arrays, outs, cache, True, OP.aliases(attrs))
+    return emulated.results(OP, tactic.name, attrs, arrays, H200, cache)
 
 
 @pytest.mark.parametrize(("tactic", "case"), TRIED, ids=lambda x: getattr(x, "label", x))

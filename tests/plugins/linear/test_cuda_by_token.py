@@ -1,16 +1,21 @@
 """FP8 linears and quantisers by token at the served shapes: compilation, and the GPU."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from spark_engine.kernel import TARGETS, Attrs, Target
-from spark_engine.op import Case
 from spark_engine.plugins.formats import numpy_codecs
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.tensors import Array
 from tests.plugins.packed_node import declared, packed_specs
+
+if TYPE_CHECKING:
+    from tests.plugins.cuda_node import Bench
 
 LINEAR, QUANT = REGISTRY["fp8_linear"], REGISTRY["fp8_quant"]
 # N, K of the layers and the head of the 27B and of the 35B.
@@ -78,19 +83,14 @@ def operands(m: int, n: int, k: int) -> tuple[Array, ...]:
     + [(2200, 2120, 400), (2200, 2117, 256), (128, 5120, 6144), (8, 16384, 5120)],
     ids=lambda shape: "x".join(map(str, shape)),
 )
-def test_a_token_has_its_own_scale(bench: object, shape: tuple[int, int, int], dtype: str) -> None:
+def test_a_token_has_its_own_scale(bench: Bench, shape: tuple[int, int, int], dtype: str) -> None:
     """The bits of one scale of 1 for all tokens, times theirs: in f32, exactly."""
-    from tests.plugins import cuda_node
-
-    assert isinstance(bench, cuda_node.Bench)
     bench.gpu.wait()
     xq, w, x_scale, w_scale = operands(*shape)
     found = []
     for attrs, scale in (({}, np.float32(1)), ({"by_token": 1}, x_scale)):
         arrays = (xq, w, np.asarray(scale), w_scale)
-        case = Case("served", {"dtype": dtype, **attrs}, lambda rng, arrays=arrays: arrays)
-        works = cuda_node.planned(LINEAR, case, bench.target)
-        found.append({x.tactic.name: cuda_node.run(bench, x, arrays)[0] for x in works})
+        found.append(bench.results(LINEAR, arrays, {"dtype": dtype, **attrs}))
     static, by_token = found
     assert static.keys() == by_token.keys()
     for tactic, got in by_token.items():

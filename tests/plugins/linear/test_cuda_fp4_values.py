@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from spark_engine.kernel import H200
-from spark_engine.op import Attrs, Case
+from spark_engine.op import Attrs
 from spark_engine.plugins.formats import numpy_codecs
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.tensors import Array, DType
@@ -62,23 +62,15 @@ def test_every_code_and_scale_is_exact_on_a_kernel(cache: Path) -> None:
 def test_the_error_is_that_of_rounding_y(bench: Bench, shape: tuple[int, int, int]) -> None:
     """2^-9 at most for a bf16 result, a third of it in the mean of squares."""
     arrays = operands(*shape)
-    (x,) = run(bench, WIDEN.name, arrays[:2]).values()
+    (x,) = bench.results(WIDEN, arrays[:2]).values()
     wanted = WIDEN.reference(BF16, arrays[:2])[0]  # f32: numpy's bf16 has no NaN that equals NaN
     np.testing.assert_array_equal(x.astype(np.float32), wanted.astype(np.float32))
     (want,) = A4.reference({"dtype": "f32"}, arrays)
     kept = np.arange(shape[0]) != 2
-    for name, given in ((LINEAR.name, (x, *arrays[2:])), (A4.name, arrays)):
-        for tactic, y in run(bench, name, given).items():
+    for op, given in ((LINEAR, (x, *arrays[2:])), (A4, arrays)):
+        for tactic, y in bench.results(op, given).items():
             assert np.isnan(y[2].astype(np.float32)).all()
             off = y[kept].astype(np.float64) - want[kept]
             error = np.linalg.norm(off) / np.linalg.norm(want[kept])
-            print(f"{name}, {tactic}, {shape}: {error:.2e}")
-            assert 0 < error < 2.5e-3, (name, tactic)
-
-
-def run(bench: Bench, name: str, arrays: tuple[Array, ...]) -> dict[str, Array]:
-    from tests.plugins import cuda_node
-
-    case = Case("values", BF16, lambda rng: arrays)
-    works = cuda_node.planned(REGISTRY[name], case, bench.target)
-    return {w.tactic.name: cuda_node.run(bench, w, arrays)[0] for w in works}
+            print(f"{op.name}, {tactic}, {shape}: {error:.2e}")
+            assert 0 < error < 2.5e-3, (op.name, tactic)

@@ -4,8 +4,11 @@ Knows `linear` and the linears of fp8, fp8_block, nvfp4 and int4; the ops' cases
 `test_cuda_ops`.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +16,6 @@ import pytest
 
 from spark_engine.errors import GraphError
 from spark_engine.kernel import H200, TARGETS, Target
-from spark_engine.op import Case
 from spark_engine.plugins.formats import expert_layout as et
 from spark_engine.plugins.formats import int4, numpy_codecs, weight_packing
 from spark_engine.plugins.formats import linear_layout as wt
@@ -30,6 +32,9 @@ from spark_engine.plugins.registry import REGISTRY
 from spark_engine.tensors import Array, DType, TensorSpec
 from tests.plugins.linear import unpacking
 from tests.plugins.packed_node import linear_node
+
+if TYPE_CHECKING:
+    from tests.plugins.cuda_node import Bench
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 FORMS = {
@@ -371,16 +376,6 @@ def own(op: str) -> int:
     return 2 if op in ("fp8_block_linear", "nvfp4_linear_a8") else 1
 
 
-def run(bench: object, op: str, arrays: tuple[Array, ...]) -> dict[str, Array]:
-    """The result of each tactic by its name."""
-    from tests.plugins import cuda_node
-
-    assert isinstance(bench, cuda_node.Bench)
-    case = Case("served", {"dtype": "bf16"}, lambda rng: arrays)
-    works = cuda_node.planned(OPS[op], case, bench.target)
-    return {w.tactic.name: cuda_node.run(bench, w, arrays)[0] for w in works}
-
-
 SHAPES = (
     ("linear", 5, 176, 192),
     ("linear", 200, 320, 1088),
@@ -434,13 +429,13 @@ SERVED = tuple((op, m, n, k) for op, n, k in LAYERS for m in (1, 128) if n * k <
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", SHAPES + SERVED, ids=lambda a: "-".join(map(str, a)))
-def test_equals_the_reference(bench: object, shape: tuple[str, int, int, int]) -> None:
+def test_equals_the_reference(bench: Bench, shape: tuple[str, int, int, int]) -> None:
     bench.gpu.wait()  # skipped where there is none: tests above plan these shapes
     op, m, n, k = shape
     arrays = operands(op, m, n, k)
     rows = np.unique(np.r_[np.arange(0, n, max(1, n // 97)), n - 1])
     want = truth(op, arrays, rows)
-    for tactic, bits in run(bench, op, arrays).items():
+    for tactic, bits in bench.results(OPS[op], arrays).items():
         got = bits.astype(np.float64)
         assert np.isfinite(got).all(), tactic
         # 2^-8: one bf16 rounding, should a single output outweigh the others.
@@ -450,19 +445,19 @@ def test_equals_the_reference(bench: object, shape: tuple[str, int, int, int]) -
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [96, 2048])
 @pytest.mark.parametrize("op", FORMS)
-def test_a_row_does_not_depend_on_its_bucket(bench: object, op: str, n: int) -> None:
+def test_a_row_does_not_depend_on_its_bucket(bench: Bench, op: str, n: int) -> None:
     arrays = operands(op, 128, n, 2048)
     full: dict[str, Array] = {}
     for m in (8, 16, 128):  # of each tactic the most rows that it takes
-        full |= run(bench, op, tokens(op, arrays, m))
+        full |= bench.results(OPS[op], tokens(op, arrays, m))
     for m in (1, 8, 9, 16, 32, 64):
-        for tactic, part in run(bench, op, tokens(op, arrays, m)).items():
+        for tactic, part in bench.results(OPS[op], tokens(op, arrays, m)).items():
             rows = min(m, len(full[tactic]))
             assert part[:rows].tobytes() == full[tactic][:rows].tobytes(), (tactic, m)
 
 
 @pytest.mark.gpu
-def test_wgmma_and_mma_give_the_same_bits(bench: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wgmma_and_mma_give_the_same_bits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the check that no activation is read before it is there: 30 runs each."""
     chosen = sg.choose
     arrays = operands("nvfp4_linear", 32, 4096, 512)
@@ -475,5 +470,7 @@ def test_wgmma_and_mma_give_the_same_bits(bench: object, monkeypatch: pytest.Mon
             return sg.fill(replace(chosen(p, form, t), wgmma=wgmma and t.wgmma), p, form, t)
 
         monkeypatch.setattr(sg, "choose", choose)
-        results += [run(bench, "nvfp4_linear", arrays)["stream-k"].tobytes() for _ in range(15)]
+        results += [
+            bench.results(OPS["nvfp4_linear"], arrays)["stream-k"].tobytes() for _ in range(15)
+        ]
     assert len(set(results)) == 1

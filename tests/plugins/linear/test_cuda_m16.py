@@ -1,6 +1,6 @@
-"""W4A4 linears by m16 tiles: packs, no spills at the served shapes, and the GPU.
+"""W4A4 linears by m16 tiles: packs, and no spills at the served shapes.
 
-Their small cases run in `test_cuda_ops`.
+On the GPU they run in `test_cuda_ops` and `test_cuda_rows`.
 """
 
 from pathlib import Path
@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 
 from spark_engine.kernel import TARGETS, Target
-from spark_engine.op import Case
 from spark_engine.plugins.kernels.gemm.m16_gemm import plan, refuse
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.tensors import Array
-from tests.plugins.linear import test_cuda_rows
 from tests.plugins.packed_node import linear_node
 
 OP = REGISTRY["nvfp4_linear_a4"]
-BUCKETS = (1, 8, 16, 32, 64, 128)
 
 
 def packed(name: str, array: Array) -> Array:
@@ -75,35 +72,3 @@ def test_no_tile_spills(target: Target, cache: Path) -> None:
         job = nvrtc.Job(OP.cuda.tactics[0].source, launch.defines, (form.symbol,))
         usage = nvrtc.compile(job, target, cache).usage[form.symbol]
         assert usage.spills == 0 and usage.shared <= 48 * 1024, (m, usage)
-
-
-# ---- on a GPU ----------------------------------------------------------------------------------
-
-
-def run(bench: object, arrays: tuple[Array, ...]) -> Array:
-    from tests.plugins import cuda_node
-
-    assert isinstance(bench, cuda_node.Bench)
-    case = Case("served", {"dtype": "bf16"}, lambda rng: arrays)
-    work = next(iter(cuda_node.planned(OP, case, bench.target)))
-    assert work.tactic.name == "m16 tiles"
-    return cuda_node.run(bench, work, arrays)[0]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("size", [(7, 1040, 5120), (130, 272, 2064)], ids=str)
-def test_equals_the_reference(bench: object, size: tuple[int, int, int]) -> None:
-    arrays = test_cuda_rows.operands(OP.name, *size)
-    got = run(bench, arrays).astype(np.float64)
-    (want,) = OP.reference({"dtype": "f32"}, arrays)
-    assert np.isfinite(got).all()
-    assert np.linalg.norm(got - want) <= 3e-3 * np.linalg.norm(want)
-
-
-@pytest.mark.gpu
-def test_a_row_does_not_depend_on_its_bucket(bench: object) -> None:
-    arrays = test_cuda_rows.operands(OP.name, 128, 544, 2048)
-    full = run(bench, arrays)
-    for m in BUCKETS[:-1]:
-        part = run(bench, (arrays[0][:m], arrays[1][:m], *arrays[2:]))
-        assert part.tobytes() == full[:m].tobytes(), m

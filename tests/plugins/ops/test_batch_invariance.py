@@ -6,9 +6,8 @@ import pytest
 from spark_engine.op import Case, Op
 from spark_engine.plugins import registry
 from spark_engine.tensors import Array
-from tests.plugins.cases.seeded import seeded
+from tests.plugins.cases.seeded import arrays_of, seeded
 from tests.plugins.one_node import Node, constants, row_wise, run_graph
-from tests.plugins.test_ops import arrays_of
 
 PAIRS = [
     pytest.param(op, case, id=f"{op.name}-{case.label}")

@@ -6,9 +6,8 @@ import onnx
 import pytest
 
 from spark_engine.plugins import registry
-from tests.plugins.cases.seeded import seeded
+from tests.plugins.cases.seeded import arrays_of, seeded
 from tests.plugins.one_node import Node, build, constants
-from tests.plugins.test_ops import arrays_of
 
 # What is left of a body when its weights are constants, but for casts: those to the same dtype
 # vanish inside a model and stay at its edge.

@@ -22,14 +22,6 @@ from tests.plugins.cases.seeded import seeded
 from tests.plugins.run_op import named, run
 
 TILE = 64
-SEQUENCE_OPS = (
-    mark_tokens.OP,
-    causal_conv.OP,
-    gated_delta.STEP,
-    gated_delta.CHUNK,
-    paged_attention.OP,
-    sample.OP,
-)
 F32, BF16, F8 = DType.F32, DType.BF16, DType.F8E4M3
 DECODE = ((3, -1, 0, 2, 5, 6, 1), (69, 0, 127, 1, 300, 64, 0), (1, 0, 1, 1, 1, 1, 1))
 PREFILL = ((3, 3, 3, -1, 1, 5, -1), (0, 64, 128, 0, 7, 191, 0), (64, 64, 2, 0, 1, 64, 0))

@@ -8,10 +8,10 @@ a failed rank ends the group, which starts again.
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,7 +20,6 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.builder.build import build  # noqa: E402
-from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.device.gpu import architecture, count  # noqa: E402
 from spark_engine.errors import ExecutorError  # noqa: E402
 from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
@@ -30,8 +29,8 @@ from tests.ports import free_port  # noqa: E402
 from tests.runtime import small_tokenizer  # noqa: E402
 from tests.runtime.random_engines import heard  # noqa: E402
 from tests.runtime.ranks.test_rank_processes import gone  # noqa: E402
-from tests.runtime.ranks.test_rank_server import _children, _is_rank, said, served  # noqa: E402
-from tests.runtime.ranks.test_ranks_gpu import CONFIG, crowd, serve  # noqa: E402
+from tests.runtime.ranks.test_rank_server import lose_and_come_back  # noqa: E402
+from tests.runtime.ranks.test_ranks_gpu import CONFIG, OPTIONS, crowd, serve  # noqa: E402
 
 HERE, GPUS = architecture(), count()
 pytestmark = [
@@ -67,19 +66,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     small_tokenizer.write(base / "checkpoint")
     made = {}
     for across in (False, True):
-        options = Options(
-            target=HERE,
-            tp=2,
-            decode=(1, 16, 64),
-            verify=((1, 2), (16, 2), (64, 2)),
-            prefill=(256,),
-            max_seqs=64,
-            max_context=384,
-            kv_tokens=64 * 150,
-            invariant=True,
-            timing=False,
-            across_hosts=across,
-        )
+        options = replace(OPTIONS, tp=2, across_hosts=across)
         made[across] = base / f"across-{across}"
         build(base / "checkpoint", made[across], options, print)
     return made
@@ -151,34 +138,4 @@ def test_a_lost_rank_is_named_and_the_group_ends(engines: dict[bool, Path]) -> N
 
 
 def test_two_hosts_serve_and_one_comes_back(engines: dict[bool, Path]) -> None:
-    """A rank is killed while no request runs, and again in the middle of an answer."""
-    path, hosts = engines[True], f"127.0.0.1:{free_port()},127.0.0.1"
-    command = [
-        sys.executable,
-        "-m",
-        "spark_engine.runtime.cli.spark_run",
-        str(path),
-        "--serve",
-        "--tp",
-        "2",
-    ]
-    other = subprocess.Popen([*command, "--hosts", hosts, "--rank", "1", "--device", "1"])
-    long = {"prompt": [5, 6, 7], "max_tokens": 300, "temperature": 0, "ignore_eos": True}
-    try:
-        with served(path, "--hosts", hosts) as server:
-            first = said(server)
-            for busy in (False, True):
-                (rank,) = [pid for pid in _children(other.pid) if _is_rank(pid)]
-                kill = f"sleep 0.1; kill -KILL {rank}"
-                subprocess.Popen(["sh", "-c", kill])
-                if busy:
-                    server.ask("/v1/completions", long)
-                server.until(503, 12)
-                assert gone([rank])
-                server.until(200, 90)
-                assert said(server) == first
-        other.terminate()
-        assert other.wait(15) == 0
-    finally:
-        other.kill()
-        other.wait()
+    lose_and_come_back(engines[True], "--device", "1")

@@ -18,7 +18,7 @@ import pytest
 
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
-from spark_engine.errors import EngineError, ExecutorError, OptionError
+from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.request import Request, SamplingParams
@@ -319,8 +319,3 @@ def test_hosts_say_what_one_host_says(engines: dict[int, Path]) -> None:
 def test_a_host_with_another_engine_is_refused(engines: dict[int, Path]) -> None:
     with pytest.raises(EngineError, match=r"rank 1: .*has another manifest.json than rank 0"):
         over_sockets(engines[2], engines[1], lambda loaded: None)
-
-
-def test_hosts_are_one_for_each_rank(engines: dict[int, Path]) -> None:
-    with pytest.raises(OptionError, match="--hosts names 3, and the engine was built for 2 ranks"):
-        load(engines[2], hosts=("a", "b", "c"))

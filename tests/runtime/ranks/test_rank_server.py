@@ -1,8 +1,6 @@
 """A server with an engine of two ranks: one is killed or hangs, and the group restarts."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -96,22 +94,32 @@ def said(server: Server) -> str:
     return str(json.loads(text)["choices"][0]["text"])
 
 
-@AT_LENGTH
-def test_two_hosts_serve_and_one_comes_back(engine: Path) -> None:
+def lose_and_come_back(engine: Path, *device: str) -> None:
+    """A rank is killed while no request runs, and again in the middle of an answer; `device`:
+    options of the second host."""
     hosts = f"127.0.0.1:{free_port()},127.0.0.1"
     module = "spark_engine.runtime.cli.spark_run"
     command = [sys.executable, "-m", module, str(engine), "--serve", "--tp", "2"]
-    other = subprocess.Popen([*command, "--hosts", hosts, "--rank", "1"])
+    other = subprocess.Popen([*command, "--hosts", hosts, "--rank", "1", *device])
     try:
         with served(engine, "--hosts", hosts) as server:
             first = said(server)
-            (rank,) = [pid for pid in _children(other.pid) if _is_rank(pid)]
-            os.kill(rank, signal.SIGKILL)
-            server.until(503, 30)
-            server.until(200, 120)
-            assert said(server) == first
+            for busy in (False, True):
+                (rank,) = [pid for pid in _children(other.pid) if _is_rank(pid)]
+                subprocess.Popen(["sh", "-c", f"sleep 0.1; kill -KILL {rank}"])
+                if busy:
+                    server.ask("/v1/completions", {**BODY, "max_tokens": 300})
+                server.until(503, 30)
+                assert gone([rank])
+                server.until(200, 120)
+                assert said(server) == first
         other.terminate()
         assert other.wait(60) == 0
     finally:
         other.kill()
         other.wait()
+
+
+@AT_LENGTH
+def test_two_hosts_serve_and_one_comes_back(engine: Path) -> None:
+    lose_and_come_back(engine)

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,10 @@ CONFIG = {
     "moe_intermediate_size": 128,
     "shared_expert_intermediate_size": 128,
 }
+OPTIONS = Options(
+    target=HERE or "cpu", decode=(1, 16, 64), verify=((1, 2), (16, 2), (64, 2)), prefill=(256,),
+    max_seqs=64, max_context=384, kv_tokens=64 * 150, invariant=True, timing=False,
+)  # fmt: skip
 REQUESTS = 64
 TOLERANCE = 0.05  # of a logprob, as two ranks round other partial sums to bf16
 
@@ -53,18 +58,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     write_checkpoint(base / "checkpoint", CONFIG, "nvfp4", moe=True)
     made = {}
     for ranks in (1, 2):
-        options = Options(
-            target=HERE,
-            tp=ranks,
-            decode=(1, 16, 64),
-            verify=((1, 2), (16, 2), (64, 2)),
-            prefill=(256,),
-            max_seqs=64,
-            max_context=384,
-            kv_tokens=64 * 150,
-            invariant=True,
-            timing=False,
-        )
+        options = replace(OPTIONS, tp=ranks)
         build(base / "checkpoint", base / f"tp{ranks}", options, print)
         made[ranks] = base / f"tp{ranks}"
     return made

@@ -17,6 +17,7 @@ from spark_engine.runtime.replicas.routing import Router
 from spark_engine.runtime.replicas.upstream import Upstream
 from spark_engine.runtime.server.http.connections import Connection, Connections
 from tests.runtime.replicas.fake_replica import FakeReplica, replica
+from tests.runtime.server.http.served_app import serving
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 MOST = 1 << 16
@@ -73,17 +74,11 @@ async def world(*marks: str) -> AsyncIterator[World]:
         await fleet.look()
         http = cast(Any, partial(Connection, Connections(1000, LIMIT_S)))
         config = uvicorn.Config(front.app, port=0, http=http, lifespan="off", log_config=None)
-        server = uvicorn.Server(config)
-        task = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
+        port = await stack.enter_async_context(serving(config))
         client = await stack.enter_async_context(aiohttp.ClientSession())
         yield World(f"http://127.0.0.1:{port}", front, fleet, fakes, client)
         for fake in fakes.values():
             fake.gate.set()
-        server.should_exit = server.force_exit = True
-        await task
 
 
 async def until(done: Callable[[], bool]) -> None:

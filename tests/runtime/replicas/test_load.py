@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -73,18 +73,6 @@ def rows(url: str) -> list[dict[str, int]]:
     return found
 
 
-@asynccontextmanager
-async def clients(soak: Soak) -> AsyncIterator[None]:
-    """Conversations that run during the block; each ends complete after it."""
-    async with httpx.AsyncClient(timeout=120.0) as http:
-        tasks = [asyncio.create_task(soak.client(n, http)) for n in range(CLIENTS)]
-        try:
-            yield
-        finally:
-            soak.stop = True
-            await asyncio.gather(*tasks)
-
-
 async def whole(soak: Soak, count: int) -> None:
     """Waits until so many more requests have ended complete."""
     count += soak.outcomes["whole"]
@@ -112,7 +100,7 @@ async def kill_a_busy_one(soak: Soak, processes: dict[str, int]) -> None:
 
 
 async def trial(soak: Soak, processes: dict[str, int]) -> None:
-    async with clients(soak):
+    async with soak.conversations():
         await whole(soak, 2 * CLIENTS)
         await kill_a_busy_one(soak, processes)
         await whole(soak, 4 * CLIENTS)

@@ -174,14 +174,8 @@ def test_a_definition_is_named_where_it_is() -> None:
 
 
 def test_references_of_every_form_are_followed() -> None:
-    references = (
-        "#/$defs/a",
-        "#/definitions/b",
-        "#/properties/n",
-        "#odd",
-        "#/x/y~1z",
-        "#/$defs/c%20d",
-        "#",
+    references = tuple(
+        "#/$defs/a #/definitions/b #/properties/n #odd #/x/y~1z #/$defs/c%20d #".split()
     )
     more: dict[str, Any] = {
         "$defs": {"a": {"const": 5}, "o": {"$anchor": "odd", "const": 6}, "c d": {"const": 7}},

@@ -155,17 +155,6 @@ def _stopped(pieces: list[str], stops: list[str]) -> str:
     return out + matcher.flush()
 
 
-@pytest.mark.parametrize(
-    "stops", [["abc", "b"], ["aab", "ab"], ["END"], ["aa", "aaa"], ["xEx", "E"], ["zz", "END"]]
-)
-@pytest.mark.parametrize("text", ["", "aabaabc", "xxENENDyy", "abababc", "aaaa", "xEEx"])
-def test_stop_strings_at_every_two_split_points(text: str, stops: list[str]) -> None:
-    want = _reference_stop(text, stops)
-    for i in range(len(text) + 1):
-        for j in range(i, len(text) + 1):
-            assert _stopped([text[:i], text[i:j], text[j:]], stops) == want
-
-
 @given(
     text=st.text("abE", max_size=14),
     stops=st.lists(st.text("abE", min_size=1, max_size=4), min_size=1, max_size=4),

@@ -153,11 +153,13 @@ def test_marks_say_where_states_are_kept() -> None:
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_conversation_resumes_from_its_last_token(depth: int) -> None:
-    """All tokens of an answer are fed but for the last one."""
-    engine = make(depth=depth)
+    """All tokens of an answer are fed but for the last one, and the next answer is that of one
+    that computed all."""
+    engine, cold = make(depth=depth), make(cache_bytes=0)
     prompt = STEM[:100]
     for turn in range(4):
         said = answer(engine, prompt, max_tokens=30)
+        assert said == answer(cold, prompt, max_tokens=30)
         fed = len(prompt) + len(said) - 1
         prompt += (*said, *own(turn))
         assert cached(engine, prompt, max_tokens=1) == fed
@@ -224,15 +226,20 @@ def test_a_prompt_that_others_wait_for_is_no_longer_than_what_they_wait_for() ->
     assert second.cached == 448 and n - 1 <= 7
 
 
-def test_a_prompt_with_another_beginning_does_not_wait() -> None:
+@pytest.mark.parametrize(
+    ("changed", "salt"), [(0, b""), (100, b""), (329, b"b")], ids=["first page", "second", "salt"]
+)
+def test_a_prompt_does_not_wait_for_pages_that_it_cannot_use(changed: int, salt: bytes) -> None:
+    """All other pages are alike; the first is launched already."""
     made = scheduler(prefill=(1,))
     prompt = tuple(i % 251 for i in range(500))
     made.add(sequence(0, prompt))
     step(made)
-    made.add(sequence(1, (77, *prompt[1:300])))
+    second = sequence(1, (*prompt[:changed], 77, *prompt[changed + 1 : 330]))
+    second.request = replace(second.request, salt=salt)
+    made.add(second)
     step(made)
-    leaders = [made.prefix._uses[seq.id].leader for seq in made.running]
-    assert leaders == [None, None], "and all other pages are alike"
+    assert [made.prefix._uses[seq.id].leader for seq in made.running] == [None, None]
 
 
 def test_without_a_budget_nothing_is_kept() -> None:

@@ -223,23 +223,6 @@ def story(world: World, tokens: list[int], *positions: int) -> Running:
     return seq
 
 
-def test_the_deepest_state_before_the_last_token_is_found() -> None:
-    world = World(20, 9, 1 << 20)
-    tokens = [*range(14)]
-    world.end(story(world, tokens, 4, 8, 10))
-    found = world.match([*tokens, 99])
-    assert (found.position, found.kv_position, len(found.nodes)) == (10, 12, 2)
-    assert found.suffix_page == world.match(tokens).suffix_page >= 0
-    found = world.match([*tokens[:9], 99])
-    assert (found.position, found.kv_position, found.suffix_page) == (8, 8, -1)
-    assert world.match(tokens[:8]).position == 4, "one token is computed"
-    found = world.match([*tokens[:12], 99])
-    assert (found.position, found.kv_position) == (10, 12)
-    assert world.match([99, *tokens[1:]]).position == 0
-    found = world.match([*tokens[:4], 99, *tokens[5:]])
-    assert (found.position, found.kv_position) == (4, 4), "the page before was another"
-
-
 def test_one_page_is_kept_for_the_same_tokens_that_two_computed() -> None:
     world = World(20, 9, 1 << 20)
     first, second = story(world, [*range(9)]), story(world, [*range(9)])
@@ -414,23 +397,6 @@ def test_the_budget_of_bytes_is_for_pages_and_rows() -> None:
     world.now += 100 * TAU
     world.end(story(world, [*range(50, 60)], 8))
     assert world.match([*range(30)]).position == 0 and world.cache.used_bytes <= world.cache.budget
-
-
-def test_names_are_of_full_pages_and_continue_those_that_are_known() -> None:
-    tokens = array("i", range(14))
-    names = page_names(tokens, PAGE)
-    assert [*map(len, names)] == [4 * PAGE] * 3 and len({*names}) == 3
-    assert page_names(tokens, PAGE, names[:2]) == names == page_names(tokens, PAGE, end=13)
-    assert page_names(tokens, PAGE, names[:1], 11) == names[:2]
-
-
-def test_a_page_is_found_behind_its_own_beginning_alone() -> None:
-    world = World(60, 9, 1 << 20)
-    story(world, [*range(13)], 12)
-    assert world.match([*range(12), 50]).position == 12
-    assert world.match([50, *range(1, 13)]).kv_position == 0
-    assert world.match([*range(4, 13)]).kv_position == 0
-    assert world.match([*range(4), 1 << 20, *range(5, 13)]).kv_position == 4
 
 
 def test_the_next_of_a_conversation_is_known_by_its_tokens_once_pages_were_made_again() -> None:

@@ -90,3 +90,19 @@ def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
         if "data" in lines:
             data = lines["data"]
             yield lines.get("event", "message"), data if data == "[DONE]" else json.loads(data)
+
+
+def tool_result(path: str, content: Any, name: str = "f") -> list[Any]:
+    """A question, a call and its result, as an API has them."""
+    ask = {"role": "user", "content": "look"}
+    if path == "/v1/chat/completions":
+        call = {"id": "c", "type": "function", "function": {"name": name, "arguments": "{}"}}
+        said = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return [ask, said, {"role": "tool", "tool_call_id": "c", "content": content}]
+    if path == "/v1/messages":
+        use = {"type": "tool_use", "id": "c", "name": name, "input": {}}
+        block = {"type": "tool_result", "tool_use_id": "c", "content": content}
+        said = {"role": "assistant", "content": [use]}
+        return [ask, said, {"role": "user", "content": [block]}]
+    call = {"type": "function_call", "call_id": "c", "name": name, "arguments": "{}"}
+    return [ask, call, {"type": "function_call_output", "call_id": "c", "output": content}]

@@ -11,7 +11,7 @@ from spark_engine.runtime.server.api.responses import ResponsesBody
 from spark_engine.runtime.server.api.responses import to_chat_request as of_responses
 from spark_engine.runtime.text.chat import ChatTemplate
 from tests.repository import ROOT
-from tests.runtime.server.api.api_client import ApiClient
+from tests.runtime.server.api.api_client import ApiClient, tool_result
 
 STRICT = ROOT / "models/tiny/checkpoint/chat_template.jinja"  # it raises where Qwen's raises
 
@@ -83,20 +83,6 @@ def _asked(path: str, messages: list[Any], **more: Any) -> str:
     return server.prompt
 
 
-def _result(path: str, content: Any) -> list[Any]:
-    """A question, a call and its result."""
-    if path == CHAT:
-        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-        said = {"role": "assistant", "content": None, "tool_calls": [call]}
-        return [USER, said, {"role": "tool", "tool_call_id": "c", "content": content}]
-    if path == MESSAGES:
-        use = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
-        block = {"type": "tool_result", "tool_use_id": "c", "content": content}
-        return [USER, {"role": "assistant", "content": [use]}, {"role": "user", "content": [block]}]
-    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-    return [USER, call, {"type": "function_call_output", "call_id": "c", "output": content}]
-
-
 CASES = [(path, part, words) for path, rows in PARTS.items() for part, words in rows]
 
 
@@ -104,7 +90,7 @@ CASES = [(path, part, words) for path, rows in PARTS.items() for part, words in 
 def test_what_is_no_text_becomes_a_note(path: str, part: Any, words: str) -> None:
     """In a result, in a question that was answered, and in the newest question alike: a client that
     was refused once would send the same again."""
-    inside = _asked(path, _result(path, [part]))
+    inside = _asked(path, tool_result(path, [part]))
     before = _asked(path, [{"role": "user", "content": [part]}, _said("yes"), USER])
     newest = _asked(path, [{"role": "user", "content": [part]}])
     answered = _asked(path, [USER, {"role": "assistant", "content": [part]}, USER])
@@ -119,13 +105,13 @@ def _said(text: str) -> dict[str, str]:
 @pytest.mark.parametrize("path", PARTS)
 @pytest.mark.parametrize("content", [None, "", [], {"a": 1}, 3, True, [[]], [{"a": 1}]])
 def test_results_of_any_json(path: str, content: Any) -> None:
-    prompt = _asked(path, _result(path, content))
+    prompt = _asked(path, tool_result(path, content))
     assert '{"a": 1}' in prompt or content != {"a": 1}
 
 
 @pytest.mark.parametrize("path", PARTS)
 def test_calls_without_results_and_results_without_calls(path: str) -> None:
-    whole = _result(path, "r")
+    whole = tool_result(path, "r")
     for kept in ([0, 1], [0, 2], [1, 2], [2], [1], [2, 0], [1, 0], [2, 2, 0], [0, 1, 1, 0]):
         _asked(path, [whole[i] for i in kept])
 

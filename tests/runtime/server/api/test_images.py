@@ -27,7 +27,7 @@ from spark_engine.runtime.text.tokenizer import Tokenizer
 from spark_engine.vision import VisionInfo
 from tests.runtime import small_tokenizer
 from tests.runtime.server.api import api_client
-from tests.runtime.server.api.api_client import ApiClient
+from tests.runtime.server.api.api_client import ApiClient, tool_result
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 APIS = (CHAT, MESSAGES, RESPONSES)
@@ -116,18 +116,7 @@ SAID = {"role": "assistant", "content": "yes"}
 
 
 def result(path: str, *content: Any, name: str = "f") -> list[Any]:
-    """A question, a call and its result."""
-    ask = {"role": "user", "content": "look"}
-    if path == CHAT:
-        call = {"id": "c", "type": "function", "function": {"name": name, "arguments": "{}"}}
-        said = {"role": "assistant", "content": None, "tool_calls": [call]}
-        return [ask, said, {"role": "tool", "tool_call_id": "c", "content": list(content)}]
-    if path == MESSAGES:
-        use = {"type": "tool_use", "id": "c", "name": name, "input": {}}
-        block = {"type": "tool_result", "tool_use_id": "c", "content": list(content)}
-        return [ask, {"role": "assistant", "content": [use]}, user(block)]
-    call = {"type": "function_call", "call_id": "c", "name": name, "arguments": "{}"}
-    return [ask, call, {"type": "function_call_output", "call_id": "c", "output": list(content)}]
+    return tool_result(path, list(content), name)
 
 
 def post(served: ApiClient, path: str, messages: list[Any], **more: Any) -> Any:

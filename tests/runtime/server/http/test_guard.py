@@ -44,15 +44,7 @@ KNOWN = [
 KNOWN += ["[::1]", "10.1.2.3:8000", "[fe80::1%25eth0]:80", "0.0.0.0:8000", "localhost:"]
 STRANGE = ["evil.example", "evil.example:8000", "localhost.evil.example", "evil.example.", ""]
 STRANGE += ["127.0.0.1.evil.example", "a@localhost", "localhost@evil.example", "localhost, evil"]
-STRANGE += [
-    "localhost/evil",
-    "localhost:80:80",
-    "[::1",
-    "::1",
-    "localhost:x",
-    "localhost#",
-    "[evil]",
-]
+STRANGE += "localhost/evil localhost:80:80 [::1 ::1 localhost:x localhost# [evil]".split()
 STRANGE += ["127.0.0.1\\@evil", "xlocalhost", "localhost..", "127.1", "2130706433", "lo\xe7alhost"]
 
 
@@ -89,12 +81,7 @@ FOREIGN = [
     "http://localhost",
     "localhost:8000",
 ]
-FOREIGN += [
-    "http://127.0.0.1:8000",
-    "file://",
-    "http://localhost:8000/x",
-    "http://a@localhost:8000",
-]
+FOREIGN += "http://127.0.0.1:8000 file:// http://localhost:8000/x http://a@localhost:8000".split()
 FOREIGN += [
     "http://localhost:8000.evil.example",
     "chrome-extension://abc",

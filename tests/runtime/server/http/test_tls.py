@@ -7,6 +7,7 @@ import signal
 import ssl
 import subprocess
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -24,6 +25,7 @@ from spark_engine.runtime.server.process.options import ServerOptions
 from spark_engine.runtime.server.process.port import bind
 from tests.certificates import OPENSSL, needs_openssl, pair
 from tests.runtime.server.api.api_client import ApiClient
+from tests.runtime.server.http.served_app import serving
 
 
 @needs_openssl
@@ -89,7 +91,7 @@ def _serial(port: int) -> str:
 
 
 @needs_openssl
-def test_a_hangup_loads_the_certificate_again_and_keeps_it_where_the_new_one_is_broken(
+async def test_a_hangup_loads_the_certificate_again_and_keeps_it_where_the_new_one_is_broken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second, expired = (
@@ -104,25 +106,20 @@ def test_a_hangup_loads_the_certificate_again_and_keeps_it_where_the_new_one_is_
 
     put(first)
     caplog.set_level("INFO")
-
-    async def run() -> list[str]:
-        tls = ServerTls.of(str(files[0]), str(files[1]))
-        assert tls is not None
-        config = uvicorn.Config(ApiClient("hello").app, port=0, log_level="critical")
-        config.ssl_certfile, config.ssl_keyfile = map(str, files)
-        tls.serve_with(config, 60.0)
-        server = uvicorn.Server(config)
-        task = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
-        port, seen = server.servers[0].sockets[0].getsockname()[1], []
-        with on_hangup(Keyring(), tls):
+    tls = ServerTls.of(str(files[0]), str(files[1]))
+    assert tls is not None
+    config = uvicorn.Config(ApiClient("hello").app, port=0, log_level="critical")
+    config.ssl_certfile, config.ssl_keyfile = map(str, files)
+    tls.serve_with(config, 60.0)
+    seen = []
+    with on_hangup(Keyring(), tls):
+        async with serving(config) as port:
             seen.append(await asyncio.to_thread(_serial, port))
             _, writer = await asyncio.open_connection(
                 "127.0.0.1", port, ssl=ssl._create_unverified_context()
             )
-            for pair in ((second[0], first[1]), expired, (b"", b""), second):
-                put(pair)
+            for new in ((second[0], first[1]), expired, (b"", b""), second):
+                put(new)
                 lines = len(caplog.records)
                 os.kill(os.getpid(), signal.SIGHUP)
                 while len(caplog.records) == lines:
@@ -130,34 +127,11 @@ def test_a_hangup_loads_the_certificate_again_and_keeps_it_where_the_new_one_is_
                 seen.append(await asyncio.to_thread(_serial, port))
             assert not writer.is_closing(), "connections that are open stay so"
             writer.close()
-        server.should_exit = True
-        await task
-        return seen
-
-    seen = asyncio.run(asyncio.wait_for(run(), 60))
     assert seen[:4] == [seen[0]] * 4 and seen[4] != seen[0]
     words = [r.getMessage() for r in caplog.records if r.name.endswith("tls")]
     assert "the key of another certificate" in words[0] and "still used" in words[0]
     assert "has expired" in words[1] and "no certificate and its key" in words[2]
     assert "certificate loaded" in words[3] and "expires on 20" in words[3]
-
-
-@needs_openssl
-async def test_https_is_served(tmp_path: Path) -> None:
-    cert, key = pair(tmp_path, "one")
-    app = ApiClient("hello").app
-    config = uvicorn.Config(app, port=0, ssl_certfile=cert, ssl_keyfile=key, log_level="critical")
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    known = ssl.create_default_context(cafile=cert)
-    async with httpx.AsyncClient(verify=known, timeout=60) as client:
-        status = (await client.get(f"https://127.0.0.1:{port}/health")).status_code
-    server.should_exit = True
-    await task
-    assert status == 200
 
 
 @needs_openssl
@@ -169,22 +143,16 @@ async def test_half_a_handshake_is_closed_in_time(tmp_path: Path, sent: bytes) -
     tls = ServerTls.of(config.ssl_certfile, config.ssl_keyfile)
     assert tls is not None
     tls.serve_with(config, 0.2)
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(sent)
-    found = await asyncio.wait_for(reader.read(), 30)
-    writer.close()
-    server.should_exit = True
-    await task
-    assert found == b""
+    async with serving(config) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        found = await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+        assert found == b""
 
 
 @needs_openssl
-def test_handshakes_are_counted_and_the_oldest_is_closed(tmp_path: Path) -> None:
+async def test_handshakes_are_counted_and_the_oldest_is_closed(tmp_path: Path) -> None:
     cert, key = pair(tmp_path, "one")
     connections = Connections(2, 60.0)
     options = ServerOptions(tls_cert=cert, tls_key=key)
@@ -196,23 +164,14 @@ def test_handshakes_are_counted_and_the_oldest_is_closed(tmp_path: Path) -> None
         async with httpx.AsyncClient(verify=known, timeout=60) as client:
             return (await client.get(f"https://127.0.0.1:{port}/health")).status_code
 
-    async def run() -> None:
-        tls.serve_with(config, 60.0)
-        listener, server = bind("127.0.0.1", 0), uvicorn.Server(config)
+    tls.serve_with(config, 60.0)
+    with closing(bind("127.0.0.1", 0)) as listener:
         listener.accepted = connections.shake
-        task = asyncio.create_task(server.serve([listener]))
-        while not server.started:
-            await asyncio.sleep(0.01)
-        port = listener.getsockname()[1]
-        first = await asyncio.open_connection("127.0.0.1", port)
-        assert [await get(port) for _ in range(4)] == [200] * 4, "those that have ended are none"
-        second = await asyncio.open_connection("127.0.0.1", port)
-        assert await get(port) == 200
-        assert await first[0].read() == b"" and not second[0].at_eof()
-        for _, writer in (first, second):
-            writer.close()
-        server.should_exit = True
-        await task
-        listener.close()
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+        async with serving(config, listener) as port:
+            first = await asyncio.open_connection("127.0.0.1", port)
+            assert [await get(port) for _ in range(4)] == [200] * 4, "ended ones are none"
+            second = await asyncio.open_connection("127.0.0.1", port)
+            assert await get(port) == 200
+            assert await first[0].read() == b"" and not second[0].at_eof()
+            for _, writer in (first, second):
+                writer.close()

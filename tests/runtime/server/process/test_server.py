@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,23 +193,6 @@ def test_completions_whole_and_streamed_with_every_prompt_form(server: Running) 
         assert len(texts[0]) > 20
 
 
-def test_a_stop_string_over_token_edges_ends_the_answer(server: Running) -> None:
-    before, steps = server.metric("spark:request_success_total"), server.metric(STEPS)
-    pieces = _tokens(server, ANSWER)
-    assert not any("is 42" in piece for piece in pieces), "it spans two tokens"
-    ends = [i for i in range(len(pieces)) if "is 42" in "".join(pieces[:i])]
-    body: Any = {"prompt": "SLOW", "max_tokens": 400, "stop": ["is 42", "zzz"], "stream": True}
-    body |= {"model": "fake", "stream_options": {"include_usage": True}}
-    *chunks, last = server.client.completions.create(**body)
-    assert last.usage.completion_tokens == ends[0]
-    assert "".join(c.choices[0].text for c in chunks) == "The answer "
-    reason = chunks[-1].choices[0]
-    assert (reason.finish_reason, reason.stop_reason) == ("stop", "is 42")
-    _wait(lambda: server.metric("spark:num_requests_running") == 0, "the slot is free")
-    assert server.metric("spark:request_success_total") == before + 1
-    assert server.metric(STEPS) - steps < 380, "it ran to its end"  # 400 steps take 8 s
-
-
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_round_of_tokens_is_one_chunk(server: Running, chat: bool) -> None:
     before = _metrics(server)
@@ -279,23 +261,6 @@ def test_cached_tokens_are_in_every_usage(server: Running, chat: bool) -> None:
         assert chunks[-1]["usage"] == whole and chunks[-1]["choices"] == []
 
 
-def test_the_prefix_cache_in_the_metrics(server: Running) -> None:
-    before = _metrics(server)
-    server.client.completions.create(model="fake", prompt="ROUND", max_tokens=6)
-    after = _metrics(server)
-    tokens = {"queries": 60, "hits": 40, "misses": 20, "lost_for_state": 2}
-    for name, more in tokens.items():
-        key = f'prefix_cache_{name}_total{{model_name="fake"}}'
-        for prefix in ("spark:", "vllm:") if name in ("queries", "hits") else ("spark:",):
-            assert after[prefix + key] - before.get(prefix + key, 0) == more, prefix + key
-    now = {"states": 2, "state_rows": 5, "bytes": 1 << 20, "budget_bytes": 1 << 22}
-    for name, value in now.items():
-        assert after[f'spark:prefix_cache_{name}{{model_name="fake"}}'] == value
-    for kind, value in (("page", 3), ("state", 4)):
-        name = f'spark:prefix_cache_evictions_total{{kind="{kind}",model_name="fake"}}'
-        assert after[name] == value
-
-
 def test_models_version_health_and_other_paths(server: Running) -> None:
     models = server.client.models.list().data
     assert [m.id for m in models] == ["fake", "alias"]
@@ -309,56 +274,6 @@ def test_models_version_health_and_other_paths(server: Running) -> None:
         (405, patient.get(server.url + "/v1/completions")),
     ):
         assert (answer.status_code, "message" in answer.json()["error"]) == (status, True)
-
-
-def test_metrics_have_our_names_and_vllms(server: Running) -> None:
-    before = _metrics(server)
-    server.client.completions.create(model="fake", prompt="ab cd", max_tokens=5)
-    after = _metrics(server)
-    steps = 'spark:engine_launches_total{bucket="decode_8",model_name="fake"}'
-    assert after[steps] >= before.get(steps, 0) + 5
-    length = len(_tokens(server, "ab cd"))
-    for prefix in ("spark:", "vllm:"):
-        for name, more in (
-            ("num_requests_running", 0),
-            ("num_requests_waiting", 0),
-            ("kv_cache_usage_perc", 0),
-            ("num_preemptions_total", 0),
-            ("corrupted_requests_total", 0),
-            ("prompt_tokens_total", length),
-            ("generation_tokens_total", 5),
-        ):
-            key = f'{prefix}{name}{{model_name="fake"}}'
-            assert after[key] - before.get(key, 0) == more, key
-        key = f'{prefix}request_success_total{{finished_reason="length",model_name="fake"}}'
-        assert after[key] == before.get(key, 0) + 1
-    times = {"time_to_first_token": 1, "inter_token_latency": 4, "e2e_request_latency": 1}
-    for name, more in times.items():
-        for part in ('_count{model_name="fake"}', '_bucket{le="+Inf",model_name="fake"}'):
-            key = f"vllm:{name}_seconds{part}"
-            assert after[key] - before.get(key, 0) == more, key
-
-
-def test_32_clients_at_once_get_whole_answers(server: Running) -> None:
-    prompts = [f"ECHO of the bear {i:02d} " for i in range(32)]  # each has a different answer
-
-    def ask(i: int) -> tuple[str, int]:
-        chunks = server.client.completions.create(
-            model="fake", prompt=prompts[i], max_tokens=20 + i, stream=True,
-            stream_options={"include_usage": True},
-        )  # fmt: skip
-        text, tokens = "", 0
-        for chunk in chunks:
-            text += chunk.choices[0].text if chunk.choices else ""
-            tokens = chunk.usage.completion_tokens if chunk.usage else tokens
-        return text, tokens
-
-    with ThreadPoolExecutor(32) as pool:
-        answers = list(pool.map(ask, range(32)))
-    wanted = ["".join((_tokens(server, p) * 50)[: 20 + i]) for i, p in enumerate(prompts)]
-    assert len(set(wanted)) == 32
-    assert answers == [(text, 20 + i) for i, text in enumerate(wanted)]
-    assert server.metric("spark:num_requests_running") == 0
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -411,25 +326,6 @@ def _peak_mb(pid: int) -> float:
     return int(peak) * 1024 / 1e6
 
 
-def test_openai_raises_its_own_errors(server: Running) -> None:
-    with pytest.raises(openai.BadRequestError, match="temperature is -1") as caught:
-        server.client.chat.completions.create(model="fake", messages=USER, temperature=-1)
-    assert caught.value.param == "temperature"
-    with pytest.raises(openai.NotFoundError):
-        server.client.chat.completions.create(model="other", messages=USER)
-    with pytest.raises(openai.BadRequestError) as caught:
-        server.client.completions.create(model="fake", prompt="a b " * 600)
-    assert caught.value.code == "context_length_exceeded"
-
-
-def test_a_request_that_the_engine_gives_up_is_an_error(server: Running) -> None:
-    with pytest.raises(openai.InternalServerError, match="not finite"):
-        server.client.completions.create(model="fake", prompt="NAN")
-    with pytest.raises(openai.APIError, match="not finite"):
-        list(server.client.completions.create(model="fake", prompt="NAN", stream=True))
-    assert server.client.completions.create(model="fake", prompt="fine").choices[0].text
-
-
 def _ask_in_thread(server: Running, prompt: str, **body: Any) -> list[BaseException | object]:
     """Starts a completion in a thread; the returned list gets its answer or exception."""
     result: list[BaseException | object] = []
@@ -442,29 +338,6 @@ def _ask_in_thread(server: Running, prompt: str, **body: Any) -> list[BaseExcept
 
     threading.Thread(target=ask, daemon=True).start()
     return result
-
-
-def test_a_killed_engine_is_noticed_by_everyone(tokenizer_folder: Path, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with _server(tokenizer_folder, log, grace_s=600.0, restarts=0) as server:
-        worker = server.worker
-        results = [_ask_in_thread(server, "SLOW", max_tokens=500) for _ in range(3)]
-        _wait(lambda: server.metric("spark:num_requests_running") == 3, "three run")
-        body = {"model": "fake", "prompt": "SLOW", "max_tokens": 500, "stream": True}
-        stream: Any = server.client.completions.create(**body)  # type: ignore[call-overload]
-        next(iter(stream))
-        os.kill(worker, signal.SIGKILL)
-        with pytest.raises(openai.APIError, match="the engine stopped and does not start again"):
-            list(stream)
-        _wait(lambda: all(results), "every request has an end")
-        assert all(isinstance(r[0], openai.InternalServerError) for r in results)
-        health = patient.get(server.url + "/health")
-        assert health.status_code == 503 and "does not start again" in health.json()["reason"]
-        with pytest.raises(openai.InternalServerError):
-            server.client.completions.create(model="fake", prompt="x")
-        server.process.terminate()  # before its time to answer is over
-        assert server.process.wait(EXIT_S) == 1
-    assert "ended with code -9 (SIGKILL: out of memory?" in log.read_text()
 
 
 def test_a_step_that_raises_again_and_again_ends_the_server_with_its_words(
@@ -481,23 +354,6 @@ def test_a_step_that_raises_again_and_again_ends_the_server_with_its_words(
     first, second = sorted(tmp_path.iterdir())
     for dump in (first, second):
         assert "RuntimeError: the step went wrong" in dump.read_text()
-
-
-def test_an_engine_that_stalls_twice_fails_the_cause_and_continues(
-    tokenizer_folder: Path, tmp_path: Path
-) -> None:
-    with _server(tokenizer_folder, watchdog_s=4.0, dumps=str(tmp_path)) as server:
-        worker = server.worker
-        result = _ask_in_thread(server, "STALL")
-        _wait(lambda: bool(result), "the request has an end")
-        assert getattr(result[0], "status_code", None) == 500
-        assert "is starting again" in str(result[0])
-        _wait(lambda: _healthy(server.url), "it serves again")
-        assert server.worker != worker and server.metric("spark:engine_restarts_total") == 2
-        answer = server.client.completions.create(model="fake", prompt="x", max_tokens=3)
-        assert answer.usage is not None and answer.usage.completion_tokens == 3
-    dump = min(tmp_path.iterdir()).read_text()
-    assert "_advance" in dump and '"live":[0]' in dump, "the stack, and the running requests"
 
 
 def test_a_stalled_engine_leaves_with_a_server_that_is_killed(tokenizer_folder: Path) -> None:
@@ -595,32 +451,6 @@ def test_the_drain_has_a_deadline(tokenizer_folder: Path) -> None:
         reasons = [c.choices[0].finish_reason for c in chunks]
         assert reasons[-1] == "abort" and len(reasons) < 450
         assert server.process.wait(EXIT_S) == 0
-
-
-def test_a_full_queue_says_when_to_come_back(tokenizer_folder: Path) -> None:
-    """The engine process is stopped: no running or waiting request ends."""
-    options: dict[str, Any] = {"max_queue": 2, "api_key": "a key of the test", "names": ["m"]}
-    with _server(tokenizer_folder, watchdog_s=0.0, **options) as server:
-        url, key = server.url + TEXT, {"Authorization": "Bearer a key of the test"}
-        assert patient.post(url, json={"prompt": "a"}).status_code == 401
-        assert patient.post(
-            url, json={"prompt": "a"}, headers={"Authorization": "Bearer x"}
-        ).is_error
-        assert patient.get(server.url + "/v1/models").status_code == 401
-        body = {"prompt": "x", "n": fake_engine.SLOTS + 3, "max_tokens": 120}
-        assert patient.post(url, json=body, headers=key).status_code == 400  # more than ever fit
-        body["n"] = fake_engine.SLOTS + 2
-        os.kill(server.worker, signal.SIGSTOP)
-        with ThreadPoolExecutor() as pool:
-            first = pool.submit(patient.post, url, json=body, headers=key)
-            load = server.url + "/load"
-            _wait(lambda: patient.get(load, headers=key).json()["server_load"] == 10, "it is full")
-            answer = patient.post(url, json={"prompt": "a"}, headers=key)
-            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-            assert answer.json()["error"]["code"] == "queue_full"
-            os.kill(server.worker, signal.SIGCONT)
-            assert first.result().status_code == 200
-        assert server.metric("spark:admission_rejections_total") == 1
 
 
 def test_few_descriptors_and_many_idle_sockets(tokenizer_folder: Path, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def served(folder: Path) -> Iterator[tuple[Run, WorkerPool]]:
         yield lambda work: runner.run(asyncio.wait_for(work, HANGS_S)), pool
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def run(served: tuple[Run, WorkerPool]) -> Run:
     return served[0]
 

@@ -168,14 +168,7 @@ def test_items_are_stored_without_what_is_not_known() -> None:
     stored = store_items(items)
     assert b"j" not in stored.data.replace(b'"object"', b"")
     found = json.loads(_json(stored))
-    assert [item.pop("id").partition("_")[0] for item in found] == [
-        "msg",
-        "msg",
-        "rs",
-        "fc",
-        "item",
-        "item",
-    ]
+    assert [item.pop("id").partition("_")[0] for item in found] == "msg msg rs fc item item".split()
     assert found[0] == {"type": "message", "role": "user", "content": "hello"}
     assert found[1]["content"] == [{"type": "input_text", "text": "a"}]
     assert found[3] == {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
