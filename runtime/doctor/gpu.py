@@ -226,15 +226,9 @@ def _low_bandwidth(card: InstalledCard) -> Iterator[GpuProblem]:
 
 def _smi(device: str = "0") -> dict[str, str]:
     """nvidia-smi's report on a GPU, by field; empty without nvidia-smi."""
-    command = [
-        SMI,
-        f"--query-gpu={','.join(FIELDS)}",
-        "--format=csv,noheader,nounits",
-        "-i",
-        device,
-    ]
+    query = [f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits", "-i", device]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        done = subprocess.run([SMI, *query], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return {}
     words = [word.strip() for word in done.stdout.splitlines()[0].split(",")] if done.stdout else []

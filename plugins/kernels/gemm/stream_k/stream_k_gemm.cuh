@@ -12,7 +12,7 @@
 // Macros: BLOCK_N, BLOCK_M, WARP_TILES, STAGE_SLABS (k-slabs a stage), CUT (k-slabs between cuts, a
 // multiple of STAGE_SLABS), STAGES, WGMMA, OUT_BF16, RAGGED (n % 16), WHOLE_K (k is whole k-slabs),
 // RESIDENT (blocks an SM); if given W_SLABS (k-slabs packed in one), WARPS_M (warps of an m16),
-// BAND (m tiles of a band), SCALE_SLABS (of scales in a copy), TURNS (warpgroups multiply in turn).
+// BAND (m tiles of a band), TURNS (warpgroups multiply in turn).
 #pragma once
 #include "gemm/stream_k/stream_k_epilogue.cuh"
 #if WGMMA
@@ -220,9 +220,8 @@ DEVICE void stream_k_gemm(Problem p, void* out, const Finish& finish) {
   const Ring ring = {shared_address(memory), full, full + 8 * STAGES};
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
-      const bool factors = FACTORS && i % SCALE_SLABS == 0;
       // Weights announced, activations there, and the factors of a round.
-      barrier_init(ring.full + i * 8, 1 + COPIERS + (factors ? WARP_ARRIVALS : 0));
+      barrier_init(ring.full + i * 8, 1 + COPIERS + (FACTORS && i == 0 ? WARP_ARRIVALS : 0));
       barrier_init(ring.empty + i * 8, WARPS * WARP_ARRIVALS);
     }
     barrier_init_fence();

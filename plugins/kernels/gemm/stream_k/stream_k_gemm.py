@@ -108,7 +108,6 @@ class StreamKConfig:
         wgmma: Hopper's warpgroup instructions, else mma.sync.
         resident: blocks that a multiprocessor holds, so that the next launch may begin early.
         warps_m: consumer warps that share an m16 tile, each with a part of the tokens.
-        scale_slabs: k-slabs that bring their f32 scales together, a round of the ring or one.
     """
 
     block_n: int
@@ -119,7 +118,6 @@ class StreamKConfig:
     wgmma: bool
     resident: int = 1
     warps_m: int = 1
-    scale_slabs: int = 1
 
     @property
     def warps(self) -> int:
@@ -135,7 +133,7 @@ class StreamKConfig:
         """Shared memory of one stage; wgmma's swizzle counts from a multiple of 1,024 bytes."""
         x_scales = self.block_m * form.x_scale_bytes
         if form.slab_scales:  # and one of the weights; stages are at multiples of 128 bytes
-            x_scales = padded(x_scales + 4, KSLAB) * (2 if self.scale_slabs > 1 else 1)
+            x_scales = padded(x_scales + 4, KSLAB) * (2 if self.block_m == LARGE_M else 1)
         x, w = self.block_m * KSLAB, self.block_n // M16 * form.m16_slab_bytes
         own = self.stage_slabs * (x + x_scales + w)
         return padded(own, SWIZZLED) if self.wgmma else own
@@ -189,11 +187,11 @@ def choose_large(problem: Problem, form: StreamKForm, target: Target) -> StreamK
     if large_m < LARGE_M:
         return choose(problem, form, target)
     tile = fill(StreamKConfig(LARGE_N, LARGE_M, 1, 1, 2, True), problem, form, target)
-    # L2 is the pace, and gives a sector for a row's scale: the next three are in it.
+    # A row's scales are read four by four, one for each stage of the ring.
     slabs = cut_of(LARGE_N, problem, form, target)
-    if not form.slab_scales or (tile.stages, tile.stage_slabs) != (slabs, 1):
-        return tile
-    return replace(tile, scale_slabs=slabs)
+    if form.slab_scales and not (tile.stages == slabs == 4 and tile.stage_slabs == 1):
+        return choose(problem, form, target)
+    return tile
 
 
 def cut_of(block_n: int, problem: Problem, form: StreamKForm, target: Target) -> int:
@@ -259,9 +257,7 @@ def plan(
         macros["WARPS_M"] = tile.warps_m
     if node.number("by_token"):
         macros["BY_TOKEN"] = 1
-    if tile.scale_slabs > 1:
-        macros["SCALE_SLABS"] = tile.scale_slabs
-    if form.slab_scales and tile.block_m > 128 and slabs > FEW_SLABS:
+    if form.slab_scales and tile.block_m == LARGE_M and slabs > FEW_SLABS:
         macros["TURNS"] = 1
     macros |= form.more(node)
     partial = 256 if band else 2 * blocks * tile.block_n * tile.block_m * 4

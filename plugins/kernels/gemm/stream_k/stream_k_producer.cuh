@@ -29,25 +29,23 @@ constexpr int SLAB_XS = BLOCK_M < 32 ? 128 : BLOCK_M * 4 + 128;
 #else
 constexpr int SLAB_XS = BLOCK_M * X_SCALE_BYTES;
 #endif
-#ifndef SCALE_SLABS
-#define SCALE_SLABS 1
+// FACTORS: a warp brings two warpgroups with 256 tokens the scales of tokens times the weights', of
+// a round of the ring at once. Those of the next round have another place.
+#ifdef SLAB_SCALES
+constexpr bool FACTORS = BLOCK_M > 128;
+static_assert(!FACTORS || STAGES == 4 && STAGE_SLABS == 1, "a row's scales are 16 bytes");
+#else
+constexpr bool FACTORS = false;
 #endif
-static_assert(SCALE_SLABS == 1 || SCALE_SLABS == 4 && STAGES == 4, "once a round of the ring");
-constexpr int SCALE_ROUNDS = SCALE_SLABS > 1 ? 2 : 1;  // of scales in a stage
-constexpr int STAGE_XS = STAGE_SLABS * SLAB_XS * SCALE_ROUNDS;
+constexpr int STAGE_XS = STAGE_SLABS * SLAB_XS * (FACTORS ? 2 : 1);
 constexpr int OWN = STAGE_X + STAGE_W + STAGE_S + STAGE_XS;
 // wgmma's swizzle counts from a multiple of 1,024 bytes.
 constexpr int STAGE = (OWN + (WGMMA ? 1023 : 0)) & (WGMMA ? ~1023 : ~0);
 constexpr int SHARED = STAGES * STAGE;  // bytes of dynamic shared memory
 // Threads that bring activations: a whole number of eights of rows at a time, which keeps a
 // thread's place within a row's swizzle. The warp between them and that of the weights rests, or
-// brings the FACTORS of two warpgroups with 256 tokens: the scales of tokens times the weights'.
+// brings FACTORS.
 constexpr int COPIERS = 64;
-#ifdef SLAB_SCALES
-constexpr bool FACTORS = BLOCK_M > 128;
-#else
-constexpr bool FACTORS = false;
-#endif
 #ifndef TURNS
 #define TURNS 0
 #endif
@@ -171,7 +169,7 @@ struct Ring {
 struct PipelineState {
   u32 index = 0, phase = 0;
   // Where the scales of activations are in the stage.
-  DEVICE u32 scales() const { return STAGE - STAGE_XS + (SCALE_ROUNDS > 1 ? phase * SLAB_XS : 0); }
+  DEVICE u32 scales() const { return STAGE - STAGE_XS + (FACTORS ? phase * SLAB_XS : 0); }
   DEVICE void next() {
     if (++index == STAGES) {
       index = 0;
@@ -245,52 +243,44 @@ DEVICE void produce_x_scales(const Problem& p, u32 to, const WorkCursor& c) {
 }
 
 #if defined(SLAB_SCALES) && BAND
-// A row's scales of SCALE_SLABS k-slabs, which are in one sector of L2, or zeros.
-DEVICE void load_slabs(float (&to)[SCALE_SLABS], const float* from, bool there) {
-  if constexpr (SCALE_SLABS == 4) {
-    const uint4 four = load_if16(there, from);
-    to[0] = __uint_as_float(four.x), to[1] = __uint_as_float(four.y);
-    to[2] = __uint_as_float(four.z), to[3] = __uint_as_float(four.w);
-  } else {
-    to[0] = __uint_as_float(load_if(there, (const u32*)from));
-  }
+DEVICE u32 product(u32 a, u32 b) {
+  return __float_as_uint(__uint_as_float(a) * __uint_as_float(b));
 }
-
-// FACTORS, of SCALE_SLABS k-slabs at once. Of 16 tokens those of the columns 2t, 2t + 1, 2t + 8 and
-// 2t + 9, which lane t multiplies, are neighbours.
+// FACTORS, of the four k-slabs of a round, for which a row has one sector of L2. Of 16 tokens those
+// of the columns 2t, 2t + 1, 2t + 8 and 2t + 9, which lane t multiplies, are neighbours.
 DEVICE void produce_all_factors(const Problem& p, const Ring& r) {
   constexpr int AT_ONCE = 4;  // rows of a lane
   const u32 lane = threadIdx.x & 31, column = lane & 7;
   const u32 place = (lane & 16) + column / 2 * 4 + (lane & 8) / 4 + (column & 1);
-  PipelineState here;
+  PipelineState here;  // a round's first stage
   wait_for_previous();
   for (u32 tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
     const Corner at(p, tile);
     const float* row = (const float*)p.x_scales + (u64)(at.m + lane) * p.stages;
     const float* weights = p.w_scales + at.n / 128 * p.stages;
     const int rows = p.m - at.m - (int)lane;
-    for (int stage = 0; stage < p.stages; stage += SCALE_SLABS) {
-      const u32 index = SCALE_SLABS > 1 ? 0 : here.index;
-      float weight[SCALE_SLABS];
-      load_slabs(weight, weights + stage, true);
-      barrier_wait_whole(r.empty + index * 8, here.phase ^ 1);  // at first it does not wait
-      u32 to = r.stage(index) + here.scales() + place * 4;
+    for (int stage = 0; stage < p.stages; stage += STAGES, here.phase ^= 1) {
+      const uint4 weight = load_if16(true, weights + stage);
+      barrier_wait_whole(r.empty, here.phase ^ 1);  // at first it does not wait
+      u32 to = r.stage(0) + here.scales() + place * 4;
       const float* from = row + stage;
 #pragma unroll 1
       for (int left = rows; left > rows - BLOCK_M; left -= AT_ONCE * 32) {
-        float tokens[AT_ONCE][SCALE_SLABS];
+        uint4 tokens[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i, from += 32 * p.stages)
-          load_slabs(tokens[i], from, i * 32 < left);
+          tokens[i] = load_if16(i * 32 < left, from);
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i, to += 32 * 4)
-#pragma unroll
-          for (int u = 0; u < SCALE_SLABS; ++u)
-            store_shared4(to + u * STAGE, __float_as_uint(tokens[i][u] * weight[u]));
+        for (int i = 0; i < AT_ONCE; ++i, to += 32 * 4) {
+          const uint4 t = tokens[i];
+          store_shared4(to, product(t.x, weight.x));
+          store_shared4(to + STAGE, product(t.y, weight.y));
+          store_shared4(to + 2 * STAGE, product(t.z, weight.z));
+          store_shared4(to + 3 * STAGE, product(t.w, weight.w));
+        }
       }
       __syncwarp();
-      barrier_arrive_warp(r.full + index * 8, lane);
-      for (int u = 0; u < SCALE_SLABS; ++u) here.next();
+      barrier_arrive_warp(r.full, lane);
     }
   }
 }
