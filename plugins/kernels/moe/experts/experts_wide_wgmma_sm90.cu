@@ -188,6 +188,7 @@ DEVICE void write(const TileWork& work, const float (&v)[4], int column) {
 template <bool UP, int N>
 DEVICE void consume_tile(const Ring& r, PipelineState& here, const TileWork& work) {
   using S = Side<UP>;
+  constexpr bool AHEAD = WEIGHTS != 0 || N < 112;  // else no registers for two k-slabs of bf16
   const int own = threadIdx.x >> 7, m16 = work.m16();
   float sums[N / 8][4] = {};
 #pragma unroll 1
@@ -204,14 +205,18 @@ DEVICE void consume_tile(const Ring& r, PipelineState& here, const TileWork& wor
       for (int slab = 0; slab < SPAN; ++slab) {
         u32 a[4][4];
         fragments(raw, m16, a);
-        if (slab + 1 < SPAN)
-          raw = load_raw(w + (slab + 1) * 4 * M16_BYTES, scales + (slab + 1) * 4 * M16_SCALES);
+        const auto load_next = [&] {
+          if (slab + 1 < SPAN)
+            raw = load_raw(w + (slab + 1) * 4 * M16_BYTES, scales + (slab + 1) * 4 * M16_SCALES);
+        };
+        if (AHEAD) load_next();
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 4; ++step)
           Wgmma<false, N>::run(d, a[step], wgmma_tile(stage + slab * KSLAB_X) + 2 * step);
         wgmma_commit();
         wgmma_wait<0>();
+        if (!AHEAD) load_next();
       }
       keep_order(d);
       if (lane_id() == 0) barrier_arrive(r.empty + here.slot);
