@@ -66,11 +66,8 @@ struct Producer {
     if (SCARCE<UP>) piece.start(piece.place, piece.end);  // the rest is not held
     constexpr int STEP = S::WN * S::SLABS * 4;
     const bool whole = !piece.next() && piece.to == 4 && S::PANELS % S::WN == 0;
-    if (whole) {
-      w += STEP * M16_BYTES, scales += STEP * M16_SCALES, m16_mask = 15;
-    } else {
-      locate(s, all_w, all_scales);
-    }
+    if (whole) w += STEP * M16_BYTES, scales += STEP * M16_SCALES, m16_mask = 15;
+    else locate(s, all_w, all_scales);
   }
 };
 
