@@ -29,6 +29,7 @@ MANY: Sizes = (257, 9, 256, 128)
 NEXT: Sizes = (513, 11, 256, 128)  # the 80B's experts
 LARGE: Sizes = (12, 9, 2048, 512)
 LARGER: tuple[Sizes, ...] = ((12, 9, 3072, 1024), (13, 11, 4096, 1024))  # 122B, 397B
+SERVED = ((257, *LARGE[1:]), (257, *LARGER[0][1:]), (513, *LARGER[1][1:]))  # all their experts
 OWN_ORDER = "tiles_128"  # of sums; parts are bf16
 # Formats that round activations to codes.
 QUANTISED = ("nvfp4_a4", "fp8", "fp8_block", "fp8_channel")
@@ -154,11 +155,10 @@ def with_bf16_inside(one: Case, arrays: tuple[Array, ...], parts: bool) -> Array
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("kind", ["nvfp4", "int4", "fp8_block", "fp8_channel"])
 @pytest.mark.parametrize("tokens", [1, 128, 256, 1024, 4096])
-@pytest.mark.parametrize("of", [LARGE, *LARGER], ids=str)
+@pytest.mark.parametrize("sizes", SERVED, ids=str)
 def test_served_sizes_compile_without_spills(
-    of: Sizes, tokens: int, kind: str, target: Target, cache: Path
+    sizes: Sizes, tokens: int, kind: str, target: Target, cache: Path
 ) -> None:
-    sizes: Sizes = (3, *of[1:])
     works = case(tokens, sizes, kind=kind).planned(target)
     tiled = not kind.startswith("fp8")
     few, many = ["each"] * (tiled and tokens < 5), ["tiles"] * tiled
@@ -168,18 +168,18 @@ def test_served_sizes_compile_without_spills(
         for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
             usage = nvrtc.compile(job, target, cache).usage
             for launch in work.plan.launches:
-                spared = 16 if launch.symbol == "wide_down" else 0  # bytes
+                spared = 16 if launch.symbol == "wide_down" else 0  # bytes: its item, once a tile
                 assert usage[launch.symbol].spills <= spared, (launch.symbol, usage[launch.symbol])
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("kind", ["dense", *QUANTISED])
-@pytest.mark.parametrize("sizes", LARGER, ids=str)
+@pytest.mark.parametrize("sizes", SERVED[1:], ids=str)
 def test_decode_of_other_formats_compiles_without_spills(
     sizes: Sizes, kind: str, target: Target, cache: Path
 ) -> None:
-    works = case(8, (3, *sizes[1:]), kind=kind).planned(target)
+    works = case(8, sizes, kind=kind).planned(target)
     (work,) = (w for w in works if w.tactic.name == "grouped")
     for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
         for usage in nvrtc.compile(job, target, cache).usage.values():
@@ -192,16 +192,17 @@ def test_decode_of_other_formats_compiles_without_spills(
 def test_prefills_of_other_formats_compile_without_spills(
     kind: str, target: Target, cache: Path, tmp_path: Path
 ) -> None:
-    sizes: Sizes = (3, 9, 2048, 512)
-    works = {w.tactic.name: w for w in case(512, sizes, kind=kind).planned(target)}
+    works = {w.tactic.name: w for w in case(512, SERVED[0], kind=kind).planned(target)}
     work = works["tiles_128"]
     for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
         usage = nvrtc.compile(job, target, cache).usage
         for launch in work.plan.launches:
-            spared = 192 if (kind, launch.symbol[:5]) == ("dense", "wide_") else 0  # bytes
-            assert usage[launch.symbol].spills <= spared, (launch.symbol, usage[launch.symbol])
+            assert usage[launch.symbol].spills == 0, (launch.symbol, usage[launch.symbol])
         if kind == "nvfp4_a4" and target.fp4_mma:
             assert disassembled(job, target, cache, tmp_path).count("OMMA") >= 2 * 64
+        if kind == "dense" and target.wgmma:  # of a k-slab's four products the last alone waits
+            sass = disassembled(job, target, cache, tmp_path)
+            assert 0 < 4 * sass.count(", gsb0 ;") == sass.count("HGMMA")
 
 
 @pytest.mark.gpu

@@ -63,13 +63,11 @@ struct Producer {
     commit_copies();
     to = to == ring + (DEPTH - 1) * STAGE ? ring : to + STAGE;
     if (slab < S::PART_SLABS - 1) return;
+    if (SCARCE<UP>) piece.start(piece.place, piece.end);  // the rest is not held
     constexpr int STEP = S::WN * S::SLABS * 4;
     const bool whole = !piece.next() && piece.to == 4 && S::PANELS % S::WN == 0;
-    if (whole) {
-      w += STEP * M16_BYTES, scales += STEP * M16_SCALES, m16_mask = 15;
-    } else {
-      locate(s, all_w, all_scales);
-    }
+    if (whole) w += STEP * M16_BYTES, scales += STEP * M16_SCALES, m16_mask = 15;
+    else locate(s, all_w, all_scales);
   }
 };
 
@@ -111,24 +109,24 @@ struct Epilogue {
   static constexpr int EACH = (COUNT + THREADS - 1) / THREADS;
   static constexpr int ROWS = (S::WN * 128 * SPLIT + THREADS - 1) / THREADS;  // different ones
   float a[ROWS], b[ROWS];  // factors of the two rows
+  u32 thread;              // with SCARCE
 
-  DEVICE static int item(int i) { return i * THREADS + threadIdx.x; }
-  DEVICE static int lane(int i) { return item(i) / SPLIT % 32; }
-  DEVICE static int m16(int i) { return item(i) / (32 * SPLIT) % 4; }
-  DEVICE static int wn(int i) { return item(i) / (128 * SPLIT) % S::WN; }
-  DEVICE static int column(int i) {
-    return item(i) / (128 * SPLIT * S::WN) * 8 + (lane(i) & 3) * 2;
-  }
-  DEVICE static int row(const Piece<UP>& p, int i) {
+  DEVICE int item(int i) const { return i * THREADS + (SCARCE<UP> ? thread : threadIdx.x); }
+  DEVICE int lane(int i) const { return item(i) / SPLIT % 32; }
+  DEVICE int m16(int i) const { return item(i) / (32 * SPLIT) % 4; }
+  DEVICE int wn(int i) const { return item(i) / (128 * SPLIT) % S::WN; }
+  DEVICE int column(int i) const { return item(i) / (128 * SPLIT * S::WN) * 8 + (lane(i) & 3) * 2; }
+  DEVICE int row(const Piece<UP>& p, int i) const {
     const int panel = p.step * S::WN + wn(i);
     return (UP ? panel * 32 + m16(i) * 8 : panel * 64 + m16(i) * 16) + (lane(i) >> 2);
   }
-  DEVICE static bool there(const Piece<UP>& p, int i) {
+  DEVICE bool there(const Piece<UP>& p, int i) const {
     return (COUNT % THREADS == 0 || item(i) < COUNT) && m16(i) >= p.from && m16(i) < p.to &&
            row(p, i) < (UP ? INNER : HIDDEN);
   }
   // The factors, long before they are needed.
   DEVICE void load(const Scales& scales, int expert, const Piece<UP>& p) {
+    if (SCARCE<UP>) thread = forget(threadIdx.x);
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
       const u64 at = (u64)expert * (UP ? 2 * INNER : HIDDEN) + row(p, i);
@@ -241,7 +239,7 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
       block = piece.block;
       expert = expert_of(s, block, expert);
       scales.load<UP>(expert, piece.step * S::WN + wn, rows);
-      find_pairs(s, pairs, expert, (block - first[expert]) * BLOCK_M);
+      find_pairs<UP>(s, pairs, expert, (block - first[expert]) * BLOCK_M);
       load_tokens<UP>(s, in, x);
     }
     constexpr bool FEW = Epilogue<UP>::ROWS == 1 && S::PART_SLABS <= (RESIDENT > 1 ? 4 : 8);

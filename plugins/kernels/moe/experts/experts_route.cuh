@@ -7,6 +7,10 @@
 constexpr int BLOCK_M = NT * 8;               // tokens of a block
 constexpr bool BLOCKS = QUANT == 2;           // scales along k
 constexpr bool CODES = BLOCKS || QUANT == 4;  // quantised here
+// Where int4 leaves no registers for it, what follows from threadIdx.x or from a place on the line
+// of work is computed again at each piece: held all along, it spilled.
+template <bool UP>
+constexpr bool SCARCE = WEIGHTS == 3 && RESIDENT > 1 && Side<UP>::PART_SLABS > 4;
 
 struct Shared {
   int* first;  // [EXPERTS + 1] blocks before each expert
@@ -57,8 +61,10 @@ DEVICE void count_blocks(const Shared& s, const int* ids, int pairs) {
 }
 
 // The pairs of `expert` from its `rank`-th on, in order, into s.list.
+template <bool UP>
 DEVICE void find_pairs(const Shared& s, int pairs, int expert, int rank) {
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const u32 thread = SCARCE<UP> ? forget(threadIdx.x) : threadIdx.x;
+  const int warp = thread >> 5, lane = thread & 31;
   const int chunk = (pairs + THREADS - 1) / THREADS * 32;
   const int begin = warp * chunk, end = min(begin + chunk, pairs);
   __syncthreads();

@@ -24,6 +24,7 @@ constexpr int DEPTH =
     (SHARED_LIMIT - STATIC) / STAGE < 12 ? (SHARED_LIMIT - STATIC) / STAGE : 12;  // stages
 constexpr int LAG = DEPTH > 2 ? 2 : DEPTH - 1;  // stages of rows in flight behind the one announced
 constexpr int WIDE_THREADS = CONSUMERS + PRODUCERS;
+using PipelineState = RingPlace<DEPTH>;
 static_assert(STAGE % 1024 == 0, "a swizzled tile begins at a multiple of 1024");
 
 template <bool UP>
@@ -32,8 +33,6 @@ struct Wide {
   static constexpr int BLOCKS = (S::PANELS + 3) / 4;  // of four panels
   static constexpr int ROW = S::SLABS * 128;          // bytes of a token's row
 };
-
-using PipelineState = RingPlace<DEPTH>;
 
 // --- Producers --------------------------------------------------------------------------------
 
@@ -48,10 +47,7 @@ DEVICE void produce_weights(const Ring& r, int slot, const u8* w, const u8* scal
                             bool there, int slab, u64 policy) {
   const int warp = (threadIdx.x >> 5) & 3;
   u8* const to = r.memory + slot * STAGE;
-  if (!there) {
-    barrier_arrive(r.full + slot);
-    return;
-  }
+  if (!there) return barrier_arrive(r.full + slot);
   barrier_expect(r.full + slot, PANEL_BYTES + PANEL_SCALES);
   const u64 at = (panel * Side<UP>::SLABS + slab) * 4;
   bulk_load(to + WEIGHTS_AT + warp * PANEL_BYTES, w + at * M16_BYTES, PANEL_BYTES, r.full + slot,
@@ -102,10 +98,7 @@ DEVICE void produce_all(const Ring& r, const Tokens& x, const int4* tiles, const
         produce_weights<UP>(r, here.slot, w, scales, at, panel < S::PANELS, slab, policy);
       if (UP) {
         produce_rows(r, here.slot, x.rows, from, slab, tile.z);
-        if (done >= LAG) {
-          announce<LAG>(r, behind.slot);
-          behind.next();
-        }
+        if (done >= LAG) announce<LAG>(r, behind.slot), behind.next();
       } else if (thread == 0) {  // `h` is stored as it is read: a k-slab is one piece
         const int piece = tile.z * 128;
         const u8* const h = x.rows + (u64)tile.y * Wide<UP>::ROW + (u64)slab * piece;
@@ -188,6 +181,7 @@ DEVICE void write(const TileWork& work, const float (&v)[4], int column) {
 template <bool UP, int N>
 DEVICE void consume_tile(const Ring& r, PipelineState& here, const TileWork& work) {
   using S = Side<UP>;
+  constexpr bool AHEAD = WEIGHTS != 0 || N < 112;  // else no registers for two k-slabs of bf16
   const int own = threadIdx.x >> 7, m16 = work.m16();
   float sums[N / 8][4] = {};
 #pragma unroll 1
@@ -199,19 +193,22 @@ DEVICE void consume_tile(const Ring& r, PipelineState& here, const TileWork& wor
       const u8* const w = stage + WEIGHTS_AT + own * PANEL_BYTES + m16 * M16_BYTES;
       const u8* const scales = stage + SCALES_AT + own * PANEL_SCALES + m16 / 2 * 2 * M16_SCALES;
       barrier_wait(r.full + here.slot, here.phase);
-      Raw raw = load_raw(w, scales);
+      const auto load = [&](int slab) {
+        return load_raw(w + slab * 4 * M16_BYTES, scales + slab * 4 * M16_SCALES);
+      };
+      Raw raw = load(0);
 #pragma unroll
       for (int slab = 0; slab < SPAN; ++slab) {
         u32 a[4][4];
         fragments(raw, m16, a);
-        if (slab + 1 < SPAN)
-          raw = load_raw(w + (slab + 1) * 4 * M16_BYTES, scales + (slab + 1) * 4 * M16_SCALES);
+        if (AHEAD && slab + 1 < SPAN) raw = load(slab + 1);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 4; ++step)
           Wgmma<false, N>::run(d, a[step], wgmma_tile(stage + slab * KSLAB_X) + 2 * step);
         wgmma_commit();
         wgmma_wait<0>();
+        if (!AHEAD && slab + 1 < SPAN) raw = load(slab + 1);
       }
       keep_order(d);
       if (lane_id() == 0) barrier_arrive(r.empty + here.slot);
@@ -282,8 +279,7 @@ DEVICE void wide(const Tokens& x, const int4* tiles, const u8* w, const u8* scal
     fewer_registers<32>();
     produce_all<UP>(r, x, tiles, w, scales);
   } else {
-    more_registers<
-        112>();  // with the other's 32 what 640 threads of 96 have: more would wait for ever
+    more_registers<112>();  // and the other's 32: 640 threads of 96 have no more
     consume_all<UP>(r, tiles, x.order, ahead, scale2, to);
   }
 }
