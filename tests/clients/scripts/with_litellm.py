@@ -10,7 +10,13 @@ trial = Trial()
 litellm.suppress_debug_info = True
 ASK = [{"role": "user", "content": SUM}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": WEATHER}}
-OPENAI = {"model": f"openai/{MODEL}", "api_base": V1, "api_key": KEY, "num_retries": 0}
+OPENAI = {
+    "model": f"openai/{MODEL}",
+    "api_base": V1,
+    "api_key": KEY,
+    "num_retries": 0,
+    "temperature": 0,
+}
 HOSTED = {**OPENAI, "model": f"hosted_vllm/{MODEL}"}
 ANTHROPIC = {**OPENAI, "model": f"anthropic/{MODEL}", "api_base": URL}
 
@@ -25,17 +31,17 @@ class Report(BaseModel):
 @trial("chat")
 def _() -> None:
     for route in (OPENAI, HOSTED):
-        answer = litellm.completion(messages=ASK, temperature=0, **route)
+        answer = litellm.completion(messages=ASK, **route)
         same(answer.choices[0].message.content, "3 + 4 = 7.")
         same(answer.choices[0].finish_reason, "stop")
         holds(answer.usage.completion_tokens > 5, answer.usage)
-    answer = litellm.completion(messages=ASK, temperature=0, max_tokens=50, **ANTHROPIC)
+    answer = litellm.completion(messages=ASK, max_tokens=50, **ANTHROPIC)
     same(answer.choices[0].message.content, "3 + 4 = 7.")
 
 
 @trial("thinking")
 def _() -> None:
-    answer = litellm.completion(messages=ASK, temperature=0, **HOSTED)
+    answer = litellm.completion(messages=ASK, **HOSTED)
     holds("So 7." in answer.choices[0].message.reasoning_content, answer)
     answer = litellm.completion(messages=ASK, reasoning_effort="none", **HOSTED)
     holds(not getattr(answer.choices[0].message, "reasoning_content", None), answer)
@@ -43,7 +49,7 @@ def _() -> None:
 
 @trial("streaming")
 def _() -> None:
-    more = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
+    more = {"stream": True, "stream_options": {"include_usage": True}}
     for route in (OPENAI, HOSTED, {**ANTHROPIC, "max_tokens": 50}):
         events = list(litellm.completion(messages=ASK, **more, **route))
         text = "".join(e.choices[0].delta.content or "" for e in events if e.choices)
@@ -120,10 +126,10 @@ def _() -> None:
 
 @trial("responses")
 def _() -> None:
-    answer = litellm.responses(input=SUM, temperature=0, **OPENAI)
+    answer = litellm.responses(input=SUM, **OPENAI)
     texts = [item.content[0].text for item in answer.output if item.type == "message"]
     same(texts, ["3 + 4 = 7."])
-    events = list(litellm.responses(input=SUM, temperature=0, stream=True, **OPENAI))
+    events = list(litellm.responses(input=SUM, stream=True, **OPENAI))
     same(str(events[-1].type.value), "response.completed")
 
 
@@ -131,7 +137,7 @@ def _() -> None:
 def _() -> None:
     for route in (OPENAI, HOSTED, {**ANTHROPIC, "max_tokens": 50}):
         try:
-            litellm.completion(messages=ASK, temperature=-1, **route)
+            litellm.completion(messages=ASK, **{**route, "temperature": -1})
             raise AssertionError("a temperature of -1 was taken")
         except litellm.BadRequestError as error:
             holds("temperature" in str(error), error)
@@ -148,7 +154,7 @@ async def _() -> None:
 
     asks = [
         litellm.acompletion(
-            messages=[{"role": "user", "content": f"What is {i} plus 4?"}], temperature=0, **HOSTED
+            messages=[{"role": "user", "content": f"What is {i} plus 4?"}], **HOSTED
         )
         for i in range(8)
     ]
