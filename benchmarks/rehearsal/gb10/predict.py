@@ -40,8 +40,7 @@ from spark_engine.kernel import H200 as H200_TARGET
 from spark_engine.vision import VISION
 
 KNOWN = RESULTS / "decode" / "decode_h200.json"
-# As `benchmarks.rehearsal --part layers` writes it.
-LAUNCHES = REHEARSED / "launches.json.xz"
+LAUNCHES = REHEARSED / "launches.json.xz"  # as `benchmarks.rehearsal --part layers` writes it
 ACCEPTANCES = ((0.55, 0.5, 0.45), (0.8, 0.75, 0.7), (0.92, 0.88, 0.84))  # as `time_step` has them
 PLANNED = (*MODELS, "27b:nvfp4-a4")  # the last: W4A4 layers, which an H200 cannot run as a GB10
 IMAGES = (34 * 60, 32 * 32, 16 * 16)  # rows of images: the first of a screenshot of 1,920 x 1,088
@@ -240,8 +239,7 @@ def everything(laws: Laws) -> list[Row]:
         found += [known | predicted(bucket, laws) for bucket in plan.values()]
         found += [known | {"family": "rounds"} | row for row in rounds(plan, laws)]
         found += [known | row for row in images(model, laws)]
-        default = {"model": model, "state": DEFAULT_STATE}
-        found += [default | row for row in default_rounds(model, laws)]
+        found += [known | {"state": DEFAULT_STATE} | row for row in default_rounds(model, laws)]
         narrow = options(GB10_TARGET.name, state_dtype=NARROW, drafts=0, verify=None, prefill=(64,))
         found += [
             known | {"state": NARROW} | predicted(bucket, laws)

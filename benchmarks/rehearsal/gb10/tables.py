@@ -39,8 +39,7 @@ def predicted(names: Mapping[str, str], path: Path | None = None) -> str:
         mine = [row for row in rows if row["model"] == model]
         if mine:
             parts += [f"{name}, decode, ms a step:", decode(model, mine)]
-            parts += ["Its slowest parts:", slowest(mine)]
-            parts += [untimed(mine)]
+            parts += ["Its slowest parts:", slowest(mine), untimed(mine)]
             parts += [f"{name}, tokens/s with drafts (how many a round):", drafts(mine)]
             if seen := [row for row in mine if "drafter" in row]:
                 said = f"{name}, rounds of one sequence with {seen[0]['state']} states and the list"
@@ -104,9 +103,8 @@ def slowest(rows: Sequence[Row]) -> str:
     for row in (r for r in rows if r["family"] == "decode" and r["state"] == "f32"):
         for part in row["slowest"] if row["rows"] in SHOWN else ():
             name = f"`{part['node']}` ({part['op']}, {part['tactic']})"
-            whole = f"{part['ms']:.1f}"
-            floor = f"{part['floor_ms']:.1f}"
-            cells.append([row["rows"], name, part["nodes"], whole, floor, part["bound"]])
+            times = [f"{part[n]:.1f}" for n in ("ms", "floor_ms")]
+            cells.append([row["rows"], name, part["nodes"], *times, part["bound"]])
     return table(["sequences", "part", "nodes", "ms", "floor", "bound by"], cells)
 
 

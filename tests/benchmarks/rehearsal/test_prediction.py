@@ -96,8 +96,7 @@ class TestAmounts:
         norm, pages = spec("f32", 128), spec("u8", 9, 8, 16, 128)
         ins = (spec("bf16", 24, 48 * 128), norm, norm, spec("f32", 64), spec("i32", 5))
         ins += (spec("f32", 2), pages, pages, spec("i32", 5, 8), slots, slots, slots)
-        attrs = {"tile": 8, "heads": 32, "kv_heads": 8, "head_dim": 128, "eps": 1e-6}
-        attrs |= {"kv_dtype": "fp8", "window": 50}
+        attrs = {"tile": 8, "heads": 32, "head_dim": 128, "window": 50}
         op, outs = REGISTRY["block_attention"], (spec("bf16", 24, 32 * 128),)
         found = amounts(NodeWork(op.name, op, attrs, ins, outs, frozenset({1, 2, 3, 5}), 100))
         assert found.cold == 4 * (2 * 128 + 64 + 2) + 3 * (50 + 8) * 2 * 8 * 128
@@ -335,8 +334,7 @@ class TestRuns:
         (run,) = (r for r in predict.read(predict.LAUNCHES)["runs"] if r["model"] == "qwen36-27b")
         run["buckets"] = [b for b in run["buckets"] if b["family"] == "prefill"][:1]
         (found,) = calibration.of_launches(run, predict.plan_of_run(run))
-        ops = {keys[0][1] for keys, _ in found.points}
-        assert found.launches > 700 and {"causal_conv", "gated_delta_chunk"} < ops
+        assert {"causal_conv", "gated_delta_chunk"} < {keys[0][1] for keys, _ in found.points}
 
     def test_a_payload_names_the_nodes_of_its_plan(self, tmp_path: Path) -> None:
         """Every launch of a built engine is found again in the plan that its run makes."""
