@@ -157,13 +157,22 @@ def _conv(work: Work) -> Amounts:
 
 
 def _attention_decode(work: Work) -> Amounts:
-    """Keys and values of everything before each row's tokens, and its own."""
+    """Keys and values of everything before each row's tokens, or of a window, and its own."""
     named, tile = _named(work), int(work.attrs.get("tile", 1))
     rows, heads = named["slots"].dims[0], int(work.attrs["heads"])
-    seen = work.context + tile
+    seen = min(work.context, int(work.attrs.get("window", work.context))) + tile
     ops = 4.0 * rows * tile * heads * int(work.attrs["head_dim"]) * seen
     plain = _plain(work)
     return Amounts(_weights(work) + rows * seen * _of_token(work), plain.warm, ops, "bf16")
+
+
+def _draft_path(work: Work) -> Amounts:
+    """Of each draft's token: a row for what is before it, and one for each candidate."""
+    named, plain = _named(work), _plain(work)
+    drafts = named["slots"].dims[0] * (int(work.attrs["tile"]) - 1)
+    book = named["successor"]
+    row = book.nbytes / book.dims[0]
+    return Amounts(drafts * (1 + named["ids"].dims[1]) * row, plain.warm)
 
 
 def _paged_attention(work: Work) -> Amounts:
@@ -196,7 +205,8 @@ _RULES: dict[str, Callable[[Work], Amounts]] = {
     "gated_delta_chunk": _delta_chunk,
     "gdn_prefill": _delta_chunk,
     "causal_conv": _conv,
-    "attention_decode": _attention_decode,
+    **dict.fromkeys(("attention_decode", "block_attention"), _attention_decode),
+    "draft_path": _draft_path,
     "paged_attention": _paged_attention,
     "append_kv": _append,
     "vision_attention": _vision_attention,

@@ -6,7 +6,7 @@ seconds for any target.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,14 +17,16 @@ import onnx_graphsurgeon as gs
 from benchmarks.node_work import Amounts, amounts
 from benchmarks.published import folder_of
 from spark_engine.builder.assemble import weight_specs
-from spark_engine.builder.build import pack_all, rewrite_graph
+from spark_engine.builder.build import pack_all
 from spark_engine.builder.graph.lower import facts_of, lower
 from spark_engine.builder.graph.nodes import attrs_of, spec_of
+from spark_engine.builder.graph.rewrite import RewriteContext, rewrite
 from spark_engine.builder.native.no_tactic import check
 from spark_engine.builder.native.program import BucketTactics, decide
 from spark_engine.builder.native.tactics import CONTEXT, Chooser, Work
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import Options, gpu_of, resolve
+from spark_engine.builder.rules import rules_for
 from spark_engine.interface import PREFILL
 from spark_engine.models.drafter import with_drafter
 from spark_engine.models.open_model import open_model, with_ranks
@@ -92,29 +94,32 @@ def options(target: str, **given: Any) -> Options:
 
 
 def plan_of(
-    model: str | Path, options: Options, context: int = CONTEXT
+    model: str | Path, options: Options, context: int = CONTEXT, without: Collection[str] = ()
 ) -> dict[tuple[str, int], Bucket]:
     """The buckets of a build with these options, by family and rows.
 
-    In decode `context` tokens are behind each row; of several ranks, one. Raises what a build
-    raises.
+    In decode `context` tokens are behind each row; rules `without` do not fuse; of several ranks,
+    one. Raises what a build raises.
     """
-    found = (bucket_of(decided, context) for decided in decided_of(model, options))
+    found = (bucket_of(decided, context) for decided in decided_of(model, options, without))
     return {(b.family, b.rows): b for b in found}
 
 
-def decided_of(name: str | Path, options: Options) -> Iterator[BucketTactics]:
+def decided_of(
+    name: str | Path, options: Options, without: Collection[str] = ()
+) -> Iterator[BucketTactics]:
     """The buckets with their graphs; for `options.gpu` where it is given; of several ranks, one.
     Raises what a build raises."""
     model = with_ranks(opened(name), options.tp, TILE, options.across_hosts)
     if options.drafter is not None:
         model = with_drafter(model, Path(options.drafter))
     plan = resolve(replace(options, gpu=options.gpu or gpu_of(options)), facts_of(model))
-    assert plan.gpu is not None, f"--target {options.target} is no GPU"
+    assert plan.gpu and model.checkpoint, f"--target {options.target} is no GPU"
     families = plan.buckets.families(plan.limits.drafts)
     graphs = {family: lower(model, plan, family) for family in families}
     for graph in graphs.values():
-        rewrite_graph(model, plan, graph)
+        context = RewriteContext(graph.graph, graph.weights, model.checkpoint, REGISTRY)
+        rewrite(context, [rule for rule in rules_for(plan.gpu) if rule.name not in without])
     pack_all(graphs)
     weight_specs([*graphs.values()])
     chooser = Chooser(REGISTRY, plan.gpu)

@@ -20,6 +20,7 @@ that does not delay an H200.
 import argparse
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +30,7 @@ from benchmarks.rehearsal.gb10 import calibration
 from benchmarks.rehearsal.gb10.calibration import Laws, Measured, node_times
 from benchmarks.rehearsal.gb10.card_model import GB10, Machine, h200
 from benchmarks.result_files import CONFIGS, MODELS, REHEARSED, RESULTS, read, write
+from benchmarks.steps.launch_parts import DRAFT
 from benchmarks.time_images import WORDS, with_tower
 from benchmarks.weightless_plan import DRAFTS, ROWS, Bucket, Node, grouped, options, plan_of
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, drafts_of, verify_family
@@ -38,13 +40,16 @@ from spark_engine.kernel import H200 as H200_TARGET
 from spark_engine.vision import VISION
 
 KNOWN = RESULTS / "decode" / "decode_h200.json"
-# As `benchmarks.rehearsal --part layers` writes it.
-LAUNCHES = REHEARSED / "launches.json.xz"
+LAUNCHES = REHEARSED / "launches.json.xz"  # as `benchmarks.rehearsal --part layers` writes it
 ACCEPTANCES = ((0.55, 0.5, 0.45), (0.8, 0.75, 0.7), (0.92, 0.88, 0.84))  # as `time_step` has them
 PLANNED = (*MODELS, "27b:nvfp4-a4")  # the last: W4A4 layers, which an H200 cannot run as a GB10
 IMAGES = (34 * 60, 32 * 32, 16 * 16)  # rows of images: the first of a screenshot of 1,920 x 1,088
+DEFAULT_STATE = "f16"  # of a build for a GB10 without options
+# A block drafter, the model that it is of, its drafts a round, and tokens that such a round brings.
+DRAFTER = (CONFIGS / "qwen38-27b-dflash2", "27b:nvfp4-a4", 7, 4.4)
 NARROW = "bf16"  # states of which decode alone is predicted, as many bytes as the default's, f16
 OLDER = {"mlp_activations": "bf16"}  # of rows that do not say; as builds were by default
+NEWER_RULES = {"gdn_prefill"}  # than runs without an op of that name
 SLOWEST = 3
 LIMIT = 0.10  # of a step that a prediction may err by
 Row = dict[str, Any]
@@ -81,7 +86,8 @@ def plan_of_run(run: Mapping[str, Any]) -> calibration.Plan:
     given["verify"] = tuple(rounds)
     context = max((b["context"] for b in run["buckets"]), default=1024)
     model = run["model"] if (CONFIGS / run["model"]).is_dir() else run["config"]
-    return plan_of(model, options(target, **given), context)
+    timed = {op for bucket in run["buckets"] for _, op, *_ in bucket["kinds"]}
+    return plan_of(model, options(target, **given), context, NEWER_RULES - timed)
 
 
 def _fitted_engines(rows: Iterable[Mapping[str, Any]]) -> Iterable[Measured]:
@@ -170,18 +176,6 @@ def untimed(bucket: Bucket, laws: Laws, machine: Machine = GB10) -> list[Row]:
     ]
 
 
-def untimed_lines(rows: Iterable[Row]) -> list[str]:
-    """What is printed of kinds that nothing at all was learnt of, bucket by bucket."""
-    return [
-        f"{row['model']}, {row['family']} {row['rows']}: no time of {kind['op']} "
-        f"({kind['tactic']}) nor of anything like it: by its bytes and its own cost, "
-        f"{kind['launches_share']:.1%} of the launches, {kind['bytes_share']:.1%} of the bytes"
-        for row in rows
-        for kind in row.get("untimed", ())
-        if not kind["fitted_by"]
-    ]
-
-
 def rounds(plan: calibration.Plan, laws: Laws) -> list[Row]:
     """Tokens a second with drafts, of each number of rows and acceptance: the best of the k."""
     found = []
@@ -197,6 +191,23 @@ def rounds(plan: calibration.Plan, laws: Laws) -> list[Row]:
             row["tok_s"] = {str(k): round(rate, 1) for k, rate in rates.items()}
             found.append(row)
     return found
+
+
+def default_rounds(model: str, laws: Laws) -> Iterator[Row]:
+    """Rounds of one sequence as a GB10's default build has them, at the middle acceptance: of the
+    draft head, and of the model's block drafter."""
+    folder, drafted, most, tokens = DRAFTER
+    built = [("draft head", None, max(DRAFTS), kept(ACCEPTANCES[1], max(DRAFTS)))]
+    built += [("DFlash2", str(folder), most, tokens)] if model == drafted else []
+    for name, drafter, k, brought in built:
+        given = {"decode": (1,), "prefill": (64,), "verify": ((1, k),), "drafts": k}
+        given |= {"drafter": drafter, "state_dtype": DEFAULT_STATE}
+        plan = plan_of(model, options(GB10_TARGET.name, **given))
+        whole = plan[verify_family(k), 1]
+        own = replace(whole, nodes=tuple(n for n in whole.nodes if n.label.startswith(DRAFT)))
+        row = {"drafter": name, "k": k, "tokens": round(brought, 2)}
+        row["step_ms"] = _ms(calibration.step_seconds(plan[DECODE, 1], laws, GB10))
+        yield predicted(whole, laws) | row | {"slowest_drafts": slowest(own, laws)}
 
 
 def kept(acceptance: Sequence[float], k: int) -> float:
@@ -228,6 +239,7 @@ def everything(laws: Laws) -> list[Row]:
         found += [known | predicted(bucket, laws) for bucket in plan.values()]
         found += [known | {"family": "rounds"} | row for row in rounds(plan, laws)]
         found += [known | row for row in images(model, laws)]
+        found += [known | {"state": DEFAULT_STATE} | row for row in default_rounds(model, laws)]
         narrow = options(GB10_TARGET.name, state_dtype=NARROW, drafts=0, verify=None, prefill=(64,))
         found += [
             known | {"state": NARROW} | predicted(bucket, laws)
@@ -297,7 +309,6 @@ def main(words: Sequence[str] | None = None) -> None:
     for row in rows:
         if "slowest" in row:
             print(line(row), flush=True)
-    print("\n".join(untimed_lines(rows)))
     if args.out:
         head = {"machine": machine.name, "source": args.source.name, "commit": args.commit}
         held = calibration.held_to(measured, machine)

@@ -39,9 +39,11 @@ def predicted(names: Mapping[str, str], path: Path | None = None) -> str:
         mine = [row for row in rows if row["model"] == model]
         if mine:
             parts += [f"{name}, decode, ms a step:", decode(model, mine)]
-            parts += ["Its slowest parts:", slowest(mine)]
-            parts += [untimed(mine)]
+            parts += ["Its slowest parts:", slowest(mine), untimed(mine)]
             parts += [f"{name}, tokens/s with drafts (how many a round):", drafts(mine)]
+            if seen := [row for row in mine if "drafter" in row]:
+                said = f"{name}, rounds of one sequence with {seen[0]['state']} states and the list"
+                parts += [f"{said} of ids, a GB10's defaults:", default_rounds(seen)]
             parts += [f"{name}, prefill of one prompt:", prefill(mine)]
             if seen := [row for row in mine if row["family"] == "vision"]:
                 parts += [f"{name}, one image with {WORDS} tokens of text:", images(seen)]
@@ -101,9 +103,8 @@ def slowest(rows: Sequence[Row]) -> str:
     for row in (r for r in rows if r["family"] == "decode" and r["state"] == "f32"):
         for part in row["slowest"] if row["rows"] in SHOWN else ():
             name = f"`{part['node']}` ({part['op']}, {part['tactic']})"
-            whole = f"{part['ms']:.1f}"
-            floor = f"{part['floor_ms']:.1f}"
-            cells.append([row["rows"], name, part["nodes"], whole, floor, part["bound"]])
+            times = [f"{part[n]:.1f}" for n in ("ms", "floor_ms")]
+            cells.append([row["rows"], name, part["nodes"], *times, part["bound"]])
     return table(["sequences", "part", "nodes", "ms", "floor", "bound by"], cells)
 
 
@@ -145,6 +146,19 @@ def drafts(rows: Sequence[Row]) -> str:
         for n in dict.fromkeys(r["rows"] for r in rounds)
     ]
     return table(["sequences", *(" / ".join(f"{a:.0%}" for a in s) for s in sets)], cells)
+
+
+def default_rounds(rows: Sequence[Row]) -> str:
+    """Of each drafter: a step, a round, and what of the round's drafts takes longest."""
+    cells = []
+    for row in rows:
+        slow = (f"`{s['node']}` {s['ms']:.1f} ({s['floor_ms']:.1f})" for s in row["slowest_drafts"])
+        cells.append([f"{row['drafter']}, {row['k']}", f"{row['step_ms']:.1f}"])
+        cells[-1] += [f"{row['ms']:.1f} ({row['apart_ms']:.1f})", f"{row['byte_floor_ms']:.1f}"]
+        cells[-1] += [f"{row['tokens']:.2f}", rate(row["tokens"], row["ms"]), ", ".join(slow)]
+    columns = ["drafter, drafts", "step, ms", "round, ms (without overlap)", "byte floor, ms"]
+    columns += ["tokens a round (given)", "tokens/s", "slowest parts of its drafts, ms (floor)"]
+    return table(columns, cells)
 
 
 def _most(row: Row) -> str:
