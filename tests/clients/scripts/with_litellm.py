@@ -10,13 +10,8 @@ trial = Trial()
 litellm.suppress_debug_info = True
 ASK = [{"role": "user", "content": SUM}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": WEATHER}}
-OPENAI = {
-    "model": f"openai/{MODEL}",
-    "api_base": V1,
-    "api_key": KEY,
-    "num_retries": 0,
-    "temperature": 0,
-}
+OPENAI = {"model": f"openai/{MODEL}", "api_base": V1, "api_key": KEY, "num_retries": 0}
+OPENAI["temperature"] = 0
 HOSTED = {**OPENAI, "model": f"hosted_vllm/{MODEL}"}
 ANTHROPIC = {**OPENAI, "model": f"anthropic/{MODEL}", "api_base": URL}
 
