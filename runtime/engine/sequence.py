@@ -139,7 +139,7 @@ class Sequence:
             known = tuple(token for token in known if token >= 0)
         return known, tuple(self.tokens[prompt:position])
 
-    def restart(self, same_bits: bool = False) -> None:
+    def restart(self, same_bits: bool) -> None:
         """Forgets what was launched: everything known so far becomes prefill, which rounds
         differently; with `same_bits` the prompt alone does, and decode rows repeat the rest."""
         self.launched = self.unverified = self.held_drafts = 0

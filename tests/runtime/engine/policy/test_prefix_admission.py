@@ -430,7 +430,7 @@ def test_penalties_distinguish_prompt_and_generated_tokens() -> None:
     ):
         seq = Sequence(1, Request(prompt[:200], params), 900, frozenset(), seed=0)
         seq.tokens.extend(prompt[200:460])
-        seq.restart()
+        seq.restart(same_bits=False)
         made.add(seq)
         plan = made.schedule(0)
         assert plan.counts == [(seq.slot, *known)]
