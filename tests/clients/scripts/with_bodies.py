@@ -3,7 +3,8 @@
 import json
 
 import httpx2 as httpx
-from verdicts import KEY, MODEL, PICTURE, SUM, V1, Trial, holds, same
+from asked import KEY, MODEL, PICTURE, SUM, V1
+from verdicts import Trial, holds, same
 
 trial = Trial()
 HEADS = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}

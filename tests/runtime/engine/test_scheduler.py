@@ -338,11 +338,6 @@ def test_pages_reach_to_the_first_decode_row_if_there_is_one(
     assert len(seq.pages) == pages
 
 
-def test_min_tokens_forbids_the_end_of_exactly_so_many() -> None:
-    seq = Sequence(0, Request((0,) * 3, SamplingParams(min_tokens=2)), 9, frozenset({7}), seed=0)
-    assert [seq.forbids_stop(position) for position in (3, 4, 5)] == [True, True, False]
-
-
 def test_a_page_that_is_not_there_waits_for_the_step_in_flight() -> None:
     clients = Clients(make(pages=3))
     first, last = clients.add(63), clients.add(62)
@@ -419,14 +414,6 @@ def test_a_swapped_sequence_that_is_cancelled_gives_its_snapshot_back() -> None:
     clients.scheduler.finish(seq, FinishReason.CANCELLED)
     assert clients.scheduler.swap_used == 0 and seq.swap_copy is None
     check_scheduler(clients.scheduler)
-
-
-def test_check_finds_a_wrong_account_of_the_swap_budget() -> None:
-    clients, _ = preempted(1000)
-    for wrong in (109, 111):
-        clients.scheduler.swap_used = wrong
-        with pytest.raises(InternalError, match=f"hold 110 bytes, accounted {wrong}"):
-            check_scheduler(clients.scheduler)
 
 
 # ---- rounds of drafts --------------------------------------------------------------------------

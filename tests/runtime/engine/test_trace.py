@@ -13,6 +13,7 @@ from spark_engine.runtime.engine import trace
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.engine.trace import ENGINE, HTTP, REQUESTS, NoTrace, Trace, trace_of
+from tests.runtime.engine.drive import drain
 from tests.runtime.fake_executor import VOCAB, build_fake
 
 LIMITS = Limits(4, 128, 32, VOCAB, page_size=16, bias_slots=8, top_logprobs=5)
@@ -47,10 +48,7 @@ def test_every_part_of_every_step_is_there(depth: int, tmp_path: Path) -> None:
     engine = Engine(build_fake(LIMITS, (1, 2, 4), (1, 2)), EngineOptions(depth=depth), recorder)
     params = SamplingParams(seed=1, max_tokens=5, ignore_eos=True)
     for _ in range(2):
-        for length in (3, 100):
-            engine.submit(Request(tuple(i % VOCAB for i in range(length)), params))
-        while not engine.idle:
-            engine.step()
+        drain(engine, *(Request(tuple(i % VOCAB for i in range(n)), params) for n in (3, 100)))
     recorder.save()
     shares = trace.merge(str(tmp_path / "t"), (ENGINE, HTTP))[ENGINE]
     events = _read(tmp_path / "t")["traceEvents"]

@@ -33,6 +33,7 @@ from spark_engine.runtime.executors.cache_size import (  # noqa: E402
 from spark_engine.runtime.executors.native import NativeExecutor  # noqa: E402
 from spark_engine.runtime.executors.program import Program  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
+from tests.runtime.engine.drive import said  # noqa: E402
 from tests.runtime.taken_memory import Taken, counting  # noqa: E402
 
 HERE = architecture()
@@ -65,11 +66,8 @@ def gpu() -> Iterator[Gpu]:
 
 
 def generate(engine: Engine) -> list[int]:
-    engine.submit(Request((1, 2, 3), SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)))
-    tokens = []
-    while not engine.idle:
-        tokens += [event.token for event in engine.step() if event.token is not None]
-    return tokens
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    return said(engine, Request((1, 2, 3), params))[0]
 
 
 def test_a_second_engine_is_refused_and_the_first_continues(folder: Path) -> None:

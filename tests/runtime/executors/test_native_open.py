@@ -208,13 +208,6 @@ def test_a_second_engine_of_the_process_is_refused_while_one_is_open(
     load(folder).close()
 
 
-def test_an_engine_opens_after_a_failed_opening(gpus: list[FakeGpu], folder: Path) -> None:
-    gpus.append(FakeGpu(toy.KERNELS, fails=0))
-    with pytest.raises(ExecutorError):
-        load(folder)
-    load(folder).close()
-
-
 def test_mps_is_refused(gpus: list[FakeGpu], folder: Path) -> None:
     gpus.append(FakeGpu(toy.KERNELS))
     gpus[0].shared_by_mps = True

@@ -18,6 +18,7 @@ from spark_engine.device.gpu import architecture  # noqa: E402
 from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams  # noqa: E402
 from tests.repository import ROOT  # noqa: E402
+from tests.runtime.engine.drive import drain  # noqa: E402
 
 HERE = architecture()
 pytestmark = [
@@ -45,15 +46,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def play(engine: Engine, requests: list[Request]) -> tuple[list[Said], list[int]]:
     """The tokens and log-probabilities of each request, and the cached length of its prompt."""
-    said: dict[int, Said] = {engine.submit(request): [] for request in requests}
-    found = dict.fromkeys(said, 0)
-    while not engine.idle:
-        for event in engine.step():
-            assert event.finish is not FinishReason.ERROR, event.message
-            found[event.request_id] = max(found[event.request_id], event.cached)
-            if event.token is not None:
-                said[event.request_id].append((event.token, event.logprob))
-    return list(said.values()), list(found.values())
+    events = drain(engine, *requests).values()
+    assert not any(e.finish is FinishReason.ERROR for of in events for e in of)
+    said = [[(e.token, e.logprob) for e in of if e.token is not None] for of in events]
+    return said, [max(e.cached for e in of) for of in events]
 
 
 def ask(prompts: list[tuple[int, ...]]) -> list[Request]:

@@ -23,6 +23,7 @@ from spark_engine.runtime.engine import request  # noqa: E402
 from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
 from spark_engine.runtime.text.tokenizer import Tokenizer  # noqa: E402
 from tests.repository import ROOT  # noqa: E402
+from tests.runtime.engine.drive import said  # noqa: E402
 
 HERE = architecture()
 pytestmark = [
@@ -51,19 +52,14 @@ def _alone(folder: Path) -> list[list[int]]:
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     engine = Engine.open(folder, EngineOptions(cache_bytes=0, max_waiting=len(PROMPTS)))
     try:
-        found: dict[int, list[int]] = {}
+        asked = []
         for n, prompt in enumerate(PROMPTS):
             temperature, seed = KINDS[n % len(KINDS)]
             params = request.SamplingParams(
                 temperature=temperature, seed=seed, max_tokens=24, ignore_eos=True
             )
-            ids = tuple(tokenizer.encode(prompt))
-            found[engine.submit(request.Request(ids, params))] = []
-        while not engine.idle:
-            for event in engine.step():
-                if event.token is not None:
-                    found[event.request_id].append(event.token)
-        return list(found.values())
+            asked.append(request.Request(tuple(tokenizer.encode(prompt)), params))
+        return said(engine, *asked)
     finally:
         engine.close()
 

@@ -22,6 +22,7 @@ from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E4
 from spark_engine.runtime.engine.load import load  # noqa: E402
 from spark_engine.runtime.engine.request import Event, Request  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
+from tests.runtime.engine.drive import drain  # noqa: E402
 from tests.runtime.engine.invariants import check_idle  # noqa: E402
 from tests.runtime.random_engines import heard, random_request  # noqa: E402
 from tests.runtime.ranks.test_rank_processes import gone, until_noticed  # noqa: E402
@@ -70,13 +71,9 @@ def crowd() -> list[Request]:
 
 
 def serve(engine: Engine, asked: list[Request]) -> list[list[Event]]:
-    ids = [engine.submit(one) for one in asked]
-    events: dict[int, list[Event]] = {i: [] for i in ids}
-    while not engine.idle:
-        for event in engine.step():
-            events[event.request_id].append(event)
+    events = drain(engine, *asked)
     check_idle(engine)
-    return [events[i] for i in ids]
+    return [*events.values()]
 
 
 @TWO

@@ -16,6 +16,7 @@ from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import EngineSizes
 from tests.runtime.engine import automaton
+from tests.runtime.engine.drive import drain, tokens_of
 from tests.runtime.engine.invariants import check_idle, check_scheduler
 from tests.runtime.fake_executor import VOCAB, build_fake, poison_free
 
@@ -37,12 +38,7 @@ def ask(
 
 
 def finish(engine: Engine) -> dict[int, list[Event]]:
-    events: dict[int, list[Event]] = {}
-    while not engine.idle:
-        for event in engine.step():
-            events.setdefault(event.request_id, []).append(event)
-        check_scheduler(engine.scheduler)
-        poison_free(engine)
+    events = drain(engine, after=lambda: (check_scheduler(engine.scheduler), poison_free(engine)))
     check_idle(engine)
     return events
 
@@ -55,7 +51,7 @@ def cached(engine: Engine, prompt: tuple[int, ...], **more: object) -> int:
 
 def answer(engine: Engine, prompt: tuple[int, ...], **more: object) -> tuple[int, ...]:
     number = ask(engine, prompt, **more)  # type: ignore[arg-type]
-    return tuple(e.token for e in finish(engine)[number] if e.token is not None)
+    return tuple(tokens_of(finish(engine)[number]))
 
 
 def own(n: int, count: int = 9) -> tuple[int, ...]:

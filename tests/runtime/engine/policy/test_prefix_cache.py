@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_engine.errors import InternalError
 from spark_engine.runtime.engine.policy.page_names import page_names
 from spark_engine.runtime.engine.policy.prefix_cache import PrefixCache
 from spark_engine.runtime.engine.policy.prefix_eviction import HYSTERESIS, TAU, EvictionScore
@@ -413,17 +412,3 @@ def test_the_next_of_a_conversation_is_known_by_its_tokens_once_pages_were_made_
         assert state.is_followed_by(node)
     for node in (other, started, below(below(root, b"c"), b"b"), below(other, b"b")):
         assert not state.is_followed_by(node)
-
-
-def test_check_finds_what_hangs_on_nothing() -> None:
-    world = World(20, 9, 1 << 20)
-    seq = story(world, [*range(13)], 8)
-    state = world.match([*range(13)]).snapshot
-    assert state and seq.node
-    state.node.snapshot = None
-    with pytest.raises(InternalError, match="a cached state is at no node"):
-        check_cache(world.cache)
-    state.node.snapshot = state
-    seq.node.parent.children.clear()  # type: ignore[union-attr]
-    with pytest.raises(InternalError, match="the node that ends at 12 is on no path"):
-        check_cache(world.cache)
