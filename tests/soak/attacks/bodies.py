@@ -69,7 +69,7 @@ def long_prompt(at: Attacker) -> None:
         _refused(at, TEXT, json.dumps({"prompt": prompt}, ensure_ascii=False).encode())
 
 
-def small_objects(at: Attacker) -> None:
+def small_objects(at: Attacker, *statuses: int) -> None:
     """Bodies of 4 MB of small things, for each API."""
     rows = [
         *((path, "messages", "{}") for path in (CHAT, MESSAGES)),
@@ -84,7 +84,7 @@ def small_objects(at: Attacker) -> None:
     def send(row: tuple[str, str, str]) -> None:
         path, name, part = row
         parts = (4_170_000 // (len(part) + 1)) * f"{part},"
-        _refused(at, path, f'{{"{name}":[{parts}{part}]}}'.encode())
+        _refused(at, path, f'{{"{name}":[{parts}{part}]}}'.encode(), *statuses)
 
     at.all(send, rows, 2)
 
