@@ -51,14 +51,12 @@ def _refused(at: Attacker, path: str, body: bytes, *statuses: int, **headers: st
 
 
 def priorities(at: Attacker) -> None:
-    """320 requests with a priority of 10^20 - 1."""
     body = {**GOOD, "priority": 10**20 - 1}
     at.all(lambda _: at.post(TEXT, body), range(320), 8)
     at.only(400)
 
 
 def many_prompts(at: Attacker) -> None:
-    """A body of 200,000 prompts with n = 512."""
     _refused(at, TEXT, json.dumps({"prompt": ["a"] * 200_000, "n": 512}).encode())
 
 
