@@ -94,30 +94,6 @@ def _called(
     return inner(buffers)
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("drafts", [0, 3])
-def test_a_grammar_binds_its_request_and_no_other(depth: int, drafts: int) -> None:
-    free = run_alone = engine(depth=depth, drafts=drafts)
-    free.submit(Request((9, 9), PLAIN))
-    alone = tokens_of(run(run_alone)[0])
-    one = engine(lambda text: Only(int(text)), depth, drafts)
-    for token in (17, 60):
-        one.submit(request(grammar=str(token)))
-    one.submit(Request((9, 9), PLAIN))
-    events = run(one)
-    assert [tokens_of(events[i]) for i in range(3)] == [[17] * 12, [60] * 12, alone]
-    assert all(e[-1].finish is FinishReason.LENGTH for e in events.values())
-
-
-@pytest.mark.parametrize("depth", [0, 1])
-def test_a_grammar_that_is_done_ends_the_sequence(depth: int) -> None:
-    one = engine(lambda text: Only(17, left=5), depth)
-    one.submit(request(grammar="g"))
-    (events,) = run(one).values()
-    assert tokens_of(events) == [17] * 5
-    assert events[-1].finish is FinishReason.STOP and not any(e.finish for e in events[:-1])
-
-
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_forced_tokens_come_first_with_their_log_probabilities(drafts: int) -> None:
     """End ids among them end nothing, `min_tokens` counts what is behind; no launch is split."""
@@ -161,16 +137,6 @@ def test_forced_tokens_count_as_prompt_for_the_penalties() -> None:
     one.step()
     assert one.memory.tables["prompt_lens"][one.scheduler.running[0].slot] == 6
     run(one)
-
-
-def test_a_thought_is_closed_when_its_budget_is_used_up() -> None:
-    one = engine(drafts=3)
-    spec = {"end_of_thought": 58, "close": (57, 58), "budget": 4}
-    ban = SamplingParams(max_tokens=12, ignore_eos=True, seed=1, logit_bias={58: -100.0})
-    one.submit(request(ban, **spec))
-    (events,) = run(one).values()
-    found = tokens_of(events)
-    assert found[4:6] == [57, 58] or 58 in found[:4]
 
 
 def test_only_steps_that_need_masks_of_unread_tokens_are_split() -> None:
