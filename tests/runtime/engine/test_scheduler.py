@@ -342,6 +342,13 @@ def test_all_that_were_swapped_come_back_in_one_step_where_pages_suffice() -> No
     assert [move.seq for move in clients.step().restores] == seqs
 
 
+def test_a_swapped_sequence_that_is_cancelled_gives_its_snapshot_back() -> None:
+    clients, seq = preempted(1000)
+    clients.scheduler.finish(seq, FinishReason.CANCELLED)
+    assert clients.scheduler.swap_used == 0 and seq.swap_copy is None
+    check_scheduler(clients.scheduler)
+
+
 # ---- rounds of drafts --------------------------------------------------------------------------
 
 

@@ -19,7 +19,6 @@ from tests.runtime.engine.drive import said
 from tests.runtime.fake_executor import VOCAB, build_fake
 
 CONTEXT, NEW, PAGE = 3584, 200, 16
-PAGES = CONTEXT // PAGE
 LIMITS = Limits(
     4, 4096, 700, VOCAB, page_size=PAGE, bias_slots=8, top_logprobs=3, snapshots=40
 )  # fmt: skip

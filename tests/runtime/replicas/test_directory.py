@@ -17,8 +17,7 @@ from spark_engine.runtime.replicas.directory import (
     Members,
     Rows,
 )
-from spark_engine.runtime.replicas.fleet import Address, Fleet
-from spark_engine.runtime.replicas.routing import Router
+from spark_engine.runtime.replicas.fleet import Address
 from tests.runtime.replicas.front_world import until, world
 
 
@@ -178,13 +177,3 @@ async def test_requests_continue_without_a_directory(caplog: pytest.LogCaptureFi
         await w.fleet.look()
         assert len(w.fleet.up) == 2
     assert "the list of replicas is available again" in caplog.text
-
-
-async def test_no_replica_is_listed_before_its_heartbeat() -> None:
-    async def away() -> list[Address]:
-        raise ConnectionError("not yet")
-
-    async with world("a") as w:
-        fleet = Fleet(away, w.fleet._upstream, Router())
-        await fleet.look()
-        assert not fleet.up
