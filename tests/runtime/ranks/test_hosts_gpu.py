@@ -137,5 +137,5 @@ def test_a_lost_rank_is_named_and_the_group_ends(engines: dict[bool, Path]) -> N
     assert gone(pids.values())
 
 
-def test_two_hosts_serve_and_one_comes_back(engines: dict[bool, Path]) -> None:
-    lose_and_come_back(engines[True], "--device", "1")
+def test_two_hosts_serve_and_one_comes_back(engines: dict[bool, Path], tmp_path: Path) -> None:
+    lose_and_come_back(engines[True], tmp_path, "--device", "1")
