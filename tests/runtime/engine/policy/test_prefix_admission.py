@@ -284,6 +284,28 @@ def test_states_are_kept_on_the_grid_of_a_prompt_that_began_off_it() -> None:
     assert cached(engine, (*prompt[:310], *own(3))) == 129 + 128
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_round_that_went_beyond_an_end_leaves_nothing_wrong(depth: int) -> None:
+    """Ends in the middle of a round, one after another, and what resumes from each."""
+    limits = replace(LIMITS, drafts=5)
+    engine, cold = make(limits, depth=depth), make(LIMITS, cache_bytes=0)
+    most = len(engine.scheduler.sizes.verify)
+    engine.scheduler.depth.choose = lambda seqs, brisk=False: most  # type: ignore[method-assign]
+    hits = 0
+    for n in range(25):
+        prompt = own(n, 30)
+        free = answer(cold, prompt, max_tokens=40)
+        stop = free[7 + n % 9]
+        said = answer(engine, prompt, max_tokens=40, stop_token_ids=(stop,))
+        assert said == free[: free.index(stop) + 1]
+        prompt += (*said, *own(n + 1, 5))
+        number = ask(engine, prompt, max_tokens=12)
+        events = finish(engine)[number]
+        hits += events[-1].cached > 30
+        assert tuple(e.token for e in events) == answer(cold, prompt, max_tokens=12)
+    assert hits > 5
+
+
 def salted(engine: Engine, prompt: tuple[int, ...], salt: bytes) -> int:
     """Tokens of the prompt that are not computed, asked now and alone."""
     params = SamplingParams(max_tokens=4, ignore_eos=True, seed=1)
