@@ -222,19 +222,6 @@ def story(world: World, tokens: list[int], *positions: int) -> Running:
     return seq
 
 
-def test_one_page_is_kept_for_the_same_tokens_that_two_computed() -> None:
-    world = World(20, 9, 1 << 20)
-    first, second = story(world, [*range(9)]), story(world, [*range(9)])
-    assert world.pages.kept == 2 and set(first.pages).isdisjoint(second.pages)
-    world.end(first)
-    assert (world.pages.free, world.pages.spare) == (20 - 3 - 2, 2)
-    world.extend(second, 0)
-    second.node = None
-    world.extend(second, 8)
-    world.check()
-    assert (world.pages.free, world.pages.spare) == (20 - 3, 0), "the one that runs brings its own"
-
-
 def test_the_least_worth_goes_first() -> None:
     """A state that saves more, one that was used, and one that is newer stay longer."""
     world = World(60, 3, 1 << 20)
