@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,19 +21,10 @@ LIMITS = Limits(4, 128, 32, VOCAB, page_size=16, bias_slots=8, top_logprobs=5)
 PARTS = ["schedule", "prepare", "fill", "launch", "wait", "finish"]
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A clock that a test sets."""
+    made = SimpleNamespace(now=0.0, perf_counter=lambda: made.now)
     monkeypatch.setattr(trace, "time", made)
     return made
 
@@ -72,7 +64,7 @@ def test_every_part_of_every_step_is_there(depth: int, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_shares_by_hand(clock: Clock, tmp_path: Path) -> None:
+def test_shares_by_hand(clock: SimpleNamespace, tmp_path: Path) -> None:
     recorder = Trace(ENGINE, tmp_path / "p")
     clock.now = 10.0
     recorder.begin()
@@ -96,7 +88,7 @@ def test_shares_by_hand(clock: Clock, tmp_path: Path) -> None:
 
 
 def test_spans_are_bounded_and_shares_are_not(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(trace, "MOST_SPANS", 2)
     recorder = trace_of(str(tmp_path / "t"), ENGINE)
@@ -112,7 +104,7 @@ def test_spans_are_bounded_and_shares_are_not(
     assert len(kept) == 2
 
 
-def test_two_processes_make_one_file(clock: Clock, tmp_path: Path) -> None:
+def test_two_processes_make_one_file(clock: SimpleNamespace, tmp_path: Path) -> None:
     file = str(tmp_path / "t.json")
     http, engine = trace_of(file, HTTP), trace_of(file, ENGINE)
     for number, start, end in ((7, 1.0, 4.0), (8, 2.0, 3.0)):
@@ -133,7 +125,7 @@ def test_two_processes_make_one_file(clock: Clock, tmp_path: Path) -> None:
     assert all(e["pid"] == names[HTTP] for e in events if e.get("cat") == "request")
 
 
-def test_every_life_of_an_engine_is_in_the_trace(clock: Clock, tmp_path: Path) -> None:
+def test_every_life_of_an_engine_is_in_the_trace(clock: SimpleNamespace, tmp_path: Path) -> None:
     """One that is started again adds to what those before it did, and removes nothing of it."""
     file = str(tmp_path / "t")
     for left in ("engine.0", "http.0"):  # by a server that was killed before

@@ -10,22 +10,15 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+from spark_engine.builder.build import build
+from spark_engine.builder.plan.options import Options
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams
+from tests.on_gpu import HERE, on_gpu
+from tests.repository import ROOT
+from tests.runtime.engine.drive import drain
 
-from spark_engine.builder.build import build  # noqa: E402
-from spark_engine.builder.plan.options import Options  # noqa: E402
-from spark_engine.device.gpu import architecture  # noqa: E402
-from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
-from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams  # noqa: E402
-from tests.repository import ROOT  # noqa: E402
-from tests.runtime.engine.drive import drain  # noqa: E402
-
-HERE = architecture()
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(HERE is None, reason="needs a GPU with a target's name"),
-]
+pytestmark = on_gpu()
 TINY = ROOT / "models" / "tiny" / "checkpoint"
 TALKS, TURNS, TOKENS = 24, 4, 20
 Said = list[tuple[int, float | None]]
@@ -38,7 +31,6 @@ def options(target: str) -> Options:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    assert HERE is not None
     made = tmp_path_factory.mktemp("warm") / "engine"
     build(TINY, made, options(HERE), lambda text: None)
     return made

@@ -21,22 +21,14 @@ from spark_engine.runtime.replicas.fleet import Address
 from tests.runtime.replicas.front_world import until, world
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_a_replica_without_heartbeats_is_no_longer_listed() -> None:
-    clock = Clock()
-    found = Directory(clock)
+    now = [100.0]
+    found = Directory(lambda: now[0])
     found.register("a", "http://a", NOTHING)
-    clock.now += LEASE_S - 1
+    now[0] += LEASE_S - 1
     found.register("b", "http://b", NOTHING)
     assert found.names() == ([("a", "http://a"), ("b", "http://b")], True)
-    clock.now += 2
+    now[0] += 2
     assert found.names() == ([("b", "http://b")], False)
     found.drop("b")
     assert found.names() == ([], False)
