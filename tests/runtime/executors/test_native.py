@@ -332,16 +332,6 @@ def test_equal_cubins_are_loaded_once_and_keep_the_most_shared_memory(
     assert gpu.modules == [b"cubin"] and gpu.allowed == dict.fromkeys(KERNELS, 300)
 
 
-def test_a_payload_that_wants_more_scratch_memory_is_refused(engine: native.NativeEngine) -> None:
-    executor, _ = opened(engine)
-    with pytest.raises(
-        EngineError, match="needs 1025 bytes of scratch memory, the engine has 1024"
-    ):
-        engine.open(header(), payload({**BODY, "arena_bytes": 1025}), Path(), 1)
-    assert not engine.gpu.closed  # type: ignore[attr-defined]
-    executor.close()
-
-
 def test_the_stages_of_opening_are_reported(engine: native.NativeEngine, stages: list[str]) -> None:
     assert stages == ["device", "memory"]
 
