@@ -361,7 +361,6 @@ def test_a_slow_grammar_is_waited_for_once_and_then_by_itself() -> None:
 
 
 def test_what_waits_for_a_mask_waits_without_turning() -> None:
-    """Alone with a slow grammar the loop does a few steps a mask."""
     one = engine(lambda text: Only(17, seconds=0.03))
     one._masks.slow = 0.01
     one.submit(request(grammar="g"))

@@ -127,7 +127,6 @@ def test_a_call_continues_where_the_others_were_stopped_too(clock: Time) -> None
 def test_plans_continue_where_their_reader_was_stopped_too(
     clock: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through the socket, and through the ring."""
     monkeypatch.setattr(channel, "RING_BYTES", 1 << 16)
     memory = os.memfd_create("ring")
     os.ftruncate(memory, ring_bytes(2))

@@ -199,7 +199,6 @@ def test_one_thread_writes_and_it_is_not_the_callers(
 
 
 def test_a_folder_has_one_process_at_a_time(tmp_path: Path) -> None:
-    """Of another process, which is killed."""
     code = "import sys, time; from pathlib import Path; from spark_engine.runtime.engine.disk."
     code += "cache_folder import *; f = CacheFolder(Path(sys.argv[1]), 9999); print('open', "
     code += "flush=True); time.sleep(60)"
