@@ -18,8 +18,8 @@ from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.checkpoints import write_checkpoint
+from tests.device.on_gpu import HERE, on_gpu
 from tests.models.drafters import write_drafter
-from tests.on_gpu import HERE, on_gpu
 from tests.repository import ROOT
 from tests.runtime.engine.invariants import check_idle
 

@@ -30,7 +30,7 @@ from spark_engine.runtime.executors.cache_size import (  # noqa: E402
 from spark_engine.runtime.executors.native import NativeExecutor  # noqa: E402
 from spark_engine.runtime.executors.program import Program  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
-from tests.on_gpu import HERE, on_gpu  # noqa: E402
+from tests.device.on_gpu import HERE, on_gpu  # noqa: E402
 from tests.runtime.engine.drive import said  # noqa: E402
 from tests.runtime.taken_memory import Taken, counting  # noqa: E402
 

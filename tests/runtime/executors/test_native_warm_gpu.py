@@ -14,7 +14,7 @@ from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams
-from tests.on_gpu import HERE, on_gpu
+from tests.device.on_gpu import HERE, on_gpu
 from tests.repository import ROOT
 from tests.runtime.engine.drive import drain
 

@@ -19,7 +19,7 @@ from spark_engine.engine_file import TOKENIZER
 from spark_engine.runtime.engine import request
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.text.tokenizer import Tokenizer
-from tests.on_gpu import HERE, on_gpu
+from tests.device.on_gpu import HERE, on_gpu
 from tests.repository import ROOT
 from tests.runtime.engine.drive import said
 

@@ -11,7 +11,7 @@ from spark_engine.builder.native import backend
 from spark_engine.builder.plan.options import Options
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from tests.checkpoints import write_checkpoint
-from tests.on_gpu import HERE, on_gpu
+from tests.device.on_gpu import HERE, on_gpu
 from tests.runtime.random_engines import heard
 from tests.runtime.ranks.test_ranks_gpu import CONFIG, TWO, crowd, serve
 

@@ -22,7 +22,7 @@ from spark_engine.errors import ExecutorError
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.ranks.spawn import RankSpec, start_rank
 from tests.checkpoints import write_checkpoint
-from tests.on_gpu import on_gpu
+from tests.device.on_gpu import on_gpu
 from tests.ports import free_port
 from tests.runtime import small_tokenizer
 from tests.runtime.random_engines import heard

@@ -19,7 +19,7 @@ from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import load
 from spark_engine.runtime.engine.request import Event, Request
 from tests.checkpoints import write_checkpoint
-from tests.on_gpu import GPUS, HERE, on_gpu
+from tests.device.on_gpu import GPUS, HERE, on_gpu
 from tests.runtime.engine.drive import drain
 from tests.runtime.engine.invariants import check_idle
 from tests.runtime.random_engines import heard, random_request
