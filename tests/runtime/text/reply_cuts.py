@@ -198,16 +198,8 @@ HEAD = "<tool_call>\n<function=f>\n<parameter=a>\n"
 TAIL = "\n</parameter>\n</function>\n</tool_call>"
 NEXT = "\n<tool_call>\n<function=free>\n</function>\n</tool_call>"
 VALUES = (  # of a parameter
-    *(
-        "Oslo",
-        "",
-        "\n\nx\n",
-        "null",
-        "é猫🙂👩‍👧 नि",
-        "a </tool_call> b",
-        "</tool_call>",
-        "a </think> b",
-    ),
+    *("Oslo", "", "\n\nx\n", "null", "é猫🙂👩‍👧 नि", "a </tool_call> b", "</tool_call>"),
+    "a </think> b",
     *("<think>x</think>", "a</parameter> b", "</function>\n</tool_call>\nb", "a\n<parameter=z>\nb"),
     *("a <tool‖_call> b", "</tool_‖call>\nb", "a <tool_call> b", "</parameter1>\nb", "1 < 2 </x>"),
     "a\n<tool_call><function=g><parameter=a>b</parameter></function></tool_call>\nc",
@@ -221,24 +213,11 @@ ENDS = (  # of a call
 )
 OBJECT = '<tool_call>\n{"name": "f", "arguments": {"a": "'
 STRINGS = (
-    "Oslo",
-    "a </tool_call> b",
-    "</think>",
-    'a \\"</tool_call>\\" b',
-    "a\nb",
-    "é🙂",
-    "{",
-    "\\\\",
+    *("Oslo", "a </tool_call> b", "</think>", 'a \\"</tool_call>\\" b', "a\nb", "é🙂", "{", "\\\\"),
 )
 ENDS_OF_OBJECT = (
-    *(
-        '"}}\n</tool_call>',
-        '"}}',
-        '",}}\n</tool_call>\nDone.',
-        "}}\n</tool_call>",
-        "",
-        '"}\n</tool_call>',
-    ),
+    *('"}}\n</tool_call>', '"}}', '",}}\n</tool_call>\nDone.', "}}\n</tool_call>", ""),
+    '"}\n</tool_call>',
     *('"}}\n</tool_call>\n' + OBJECT + 'b"}}\n</tool_call>', "\n</tool_call>\n" + OBJECT + 'b"}}'),
 )
 OTHERS = (

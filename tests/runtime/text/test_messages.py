@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_engine.errors import RequestError
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.messages import UNNAMED, UNREADABLE, normalise
 from tests.repository import ROOT
@@ -159,20 +158,6 @@ def test_arguments_that_were_cut_off_keep_what_came(value: dict[str, Any], cut: 
     if UNREADABLE not in found:  # cut within an escape
         assert list(found) == list(value)[: len(found)]
         assert all(found[k] == value[k] for k in list(found)[:-1])
-
-
-@pytest.mark.parametrize(
-    ("message", "words"),
-    [
-        ({"content": "x"}, r"messages\[1\].role is None; it must be a string"),
-        ({"role": 3}, r"messages\[1\].role is 3"),
-        ({"role": "user", "content": 3}, r"messages\[1\].content is 3; it must be a string or"),
-    ],
-)
-def test_what_is_no_message_is_named_with_its_place(message: dict[str, Any], words: str) -> None:
-    with pytest.raises(RequestError, match=words) as caught:
-        normalise([USER, message])
-    assert caught.value.param == "messages"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spark_engine.runtime.text.reply_formats import Formats, marks
+from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 
@@ -181,28 +181,8 @@ def test_a_call_that_is_cut_off_is_not_closed(cut: int) -> None:
         json.loads(calls[0][1])
 
 
-def test_a_mark_counts_where_its_token_was_generated() -> None:
-    """A mark that is spelled in other tokens is text."""
-    text = "Write <tool_call> to call.\n" + ROME
-    parser = ReplyParser(False, TOOLS, tokens=marks())
-    literal = parser.push(text[:27]) + parser.push("</think> ends it") + parser.flush()
-    assert collect(literal)[:2] == ("", text[:27] + "</think> ends it")
-    parser = ReplyParser(True, TOOLS, tokens=marks())
-    thought = "the mark </think> is written so"
-    deltas = parser.push(thought + "</think>ok", (len(thought),)) + parser.flush()
-    assert collect(deltas)[:2] == (thought, "ok")
-
-
-def test_values_that_are_not_json_stay_strings() -> None:
-    text = ONE.replace("\n3\n", "\nthree\n").replace("[1, 2]", "None")
-    _, _, calls = parts([text], False, True)
-    assert calls == [("weather", {"city": "Pa\nris", "days": "three", "hours": None})]
-
-
 @pytest.mark.parametrize("text", ["NaN", "[1, Infinity]", "1e999", "-Infinity"])
-def test_numbers_that_json_has_no_word_for_stay_text(text: str) -> None:
-    call = ONE.replace("\n3\n", f"\n{text}\n")
-    assert parts([call], False, True)[2][0][1]["days"] == text  # type: ignore[index]
+def test_an_object_with_numbers_that_json_has_no_word_for_stays_text(text: str) -> None:
     given = f'<tool_call>{{"name": "weather", "arguments": {{"days": {text}}}}}</tool_call>'
     assert parts([given], False, True, "hermes") == ("", given, [])
 
@@ -215,17 +195,6 @@ def test_half_a_surrogate_pair_is_escaped_again() -> None:
     assert parts([text], False, True)[2][0][1]["hours"] == ["\ud83d", "é"]  # type: ignore[index]
     named = '<tool_call>{"name": "\\ud83d", "arguments": {}}</tool_call>'
     assert parts([named], False, True, "hermes") == ("", named, [])
-
-
-@pytest.mark.parametrize("text", ["42", "true", "[1]", "null"])
-def test_a_parameter_without_a_schema_stays_text(text: str) -> None:
-    call = (
-        f"<tool_call>\n<function=weather>\n<parameter=city>\n{text}\n</parameter>\n"
-        f"<parameter=other>\n{text}\n</parameter>\n<parameter=days>\n42\n</parameter>\n"
-        "</function>\n</tool_call>"
-    )
-    _, _, calls = parts([call], False, True)
-    assert calls == [("weather", {"city": text, "other": text, "days": 42})]
 
 
 def test_other_forms_by_name() -> None:
