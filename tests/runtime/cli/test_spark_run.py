@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from importlib.metadata import version
@@ -289,7 +288,7 @@ def test_a_server_with_a_json_log_writes_nothing_else(engine: Path, tmp_path: Pa
         process = subprocess.Popen([*RUN, str(engine), *words], stderr=target)
 
     try:
-        _until(lambda: process.poll() is not None or '"serving ' in log.read_text(), 180)
+        patient.wait(lambda: process.poll() is not None or '"serving ' in log.read_text(), "", 180)
     finally:
         process.terminate()
     assert process.wait(60) == 0
@@ -305,7 +304,7 @@ def url(engine: Path) -> Iterator[str]:
         [*RUN, str(engine), "--serve", "--port", str(port), "--served-model-name", "small"]
     )
     base = f"http://127.0.0.1:{port}"
-    _until(lambda: _up(base) or process.poll() is not None, 180)
+    patient.wait(lambda: _up(base) or process.poll() is not None, "", 180)
     yield base
     process.terminate()
     assert process.wait(60) == 0
@@ -316,13 +315,6 @@ def _up(base: str) -> bool:
         return patient.get(base + "/health", verify=False).status_code == 200
     except httpx.TransportError:
         return False
-
-
-def _until(ok: Any, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not ok():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_the_server_says_what_the_command_says(engine: Path, url: str) -> None:

@@ -10,10 +10,9 @@ from spark_engine.runtime.engine.request import FinishReason, Request
 from spark_engine.runtime.server.http.openapi import document
 from spark_engine.runtime.server.http.routes import ROUTES
 from spark_engine.runtime.text.thinking import FIELDS, SWITCHES
-from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, ApiClient, tokenizer
+from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, USER, ApiClient, tokenizer
 
 DOCUMENT = document(ROUTES)
-USER = [{"role": "user", "content": "hi"}]
 TOOL = {"name": "weather", "parameters": SCHEMA}
 TOOLS = [{"type": "function", "function": TOOL}]
 MARK = "<|im_start|>"

@@ -6,31 +6,33 @@ from typing import Any
 import pytest
 
 from spark_engine.runtime.engine.request import FinishReason
-from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, ApiClient, events
+from tests.runtime.server.api.api_client import (
+    CALL,
+    CHAT,
+    MESSAGES,
+    RESPONSES,
+    SCHEMA,
+    THOUGHT,
+    USER,
+    ApiClient,
+    events,
+)
 
-CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 HALF = CALL[: CALL.index("\n</parameter>")]
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
-USER = [{"role": "user", "content": "hi"}]
 FUNCTION = {"name": "weather", "parameters": SCHEMA}
 
 
 def _ask(path: str, answer: str, finish: FinishReason, stream: bool, stop: str | None) -> Any:
+    body: dict[str, Any] = {"messages": USER, "tools": [{"type": "function", "function": FUNCTION}]}
     if path == MESSAGES:
-        body: dict[str, Any] = {
-            "max_tokens": 99,
-            "messages": USER,
-            "stop_sequences": stop and [stop],
-        }
         body |= {"tools": [{"name": "weather", "input_schema": SCHEMA}]}
-        body |= {"thinking": {"type": "adaptive"}}
+        body |= {"thinking": {"type": "adaptive"}, "stop_sequences": stop and [stop]}
     elif path == RESPONSES:
-        body = {"input": "hi", "tools": [{"type": "function", **FUNCTION}], "stop": stop}
-    else:
-        body = {"messages": USER, "tools": [{"type": "function", "function": FUNCTION}]}
-        body |= {"stop": stop}
+        body = {"input": "hi", "tools": [{"type": "function", **FUNCTION}]}
     server = ApiClient(answer, finish)
-    response = server.post(path, {"model": "fake", "stream": stream, **body})
+    body |= {} if path == MESSAGES else {"stop": stop}
+    response = server.post(path, {"max_tokens": 99, "stream": stream, **body})
     assert response.status_code == 200, response.text
     said = answer.partition("</think>")[2].lstrip("\n")
     assert server.client.cancelled == ([0] if stop and stop in said else [])

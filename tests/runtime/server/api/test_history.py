@@ -11,11 +11,10 @@ from spark_engine.runtime.server.api.responses import ResponsesBody
 from spark_engine.runtime.server.api.responses import to_chat_request as of_responses
 from spark_engine.runtime.text.chat import ChatTemplate
 from tests.repository import ROOT
-from tests.runtime.server.api.api_client import ApiClient, tool_result
+from tests.runtime.server.api.api_client import CHAT, MESSAGES, RESPONSES, ApiClient, tool_result
 
 STRICT = ROOT / "models/tiny/checkpoint/chat_template.jinja"  # it raises where Qwen's raises
 
-CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 USER = {"role": "user", "content": "look"}
 IMAGE, FILE = "[an image that this model cannot see]", "[a file that this model cannot read"
 PNG = {"type": "base64", "media_type": "image/png", "data": "AA=="}

@@ -27,9 +27,8 @@ from spark_engine.runtime.text.tokenizer import Tokenizer
 from spark_engine.vision import VisionInfo
 from tests.runtime import small_tokenizer
 from tests.runtime.server.api import api_client
-from tests.runtime.server.api.api_client import ApiClient, tool_result
+from tests.runtime.server.api.api_client import CHAT, MESSAGES, RESPONSES, ApiClient, tool_result
 
-CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 APIS = (CHAT, MESSAGES, RESPONSES)
 WORDS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
 NOTE = "[an image that this model cannot see]"

@@ -13,7 +13,7 @@ from spark_engine.runtime.server.api.completions import CompletionBody, Detokeni
 from spark_engine.runtime.server.api.messages import CountBody, MessagesBody
 from spark_engine.runtime.server.api.responses import ResponsesBody
 from spark_engine.runtime.server.engine_client.ipc import Submit
-from tests.runtime.server.api.api_client import ApiClient
+from tests.runtime.server.api.api_client import USER, ApiClient
 
 HUGE, LONGEST = "9" * 400, "9" * 5000
 # as JSON: some are no number that Python's own reader would make
@@ -35,7 +35,6 @@ VALUES = (
     ),
     *(f'"{2**64}"', "true"),
 )
-USER = [{"role": "user", "content": "hi"}]
 BODIES: dict[type, tuple[str, dict[str, Any]]] = {
     ChatBody: ("/v1/chat/completions", {"messages": USER}),
     CompletionBody: ("/v1/completions", {"prompt": "a bear"}),

@@ -5,11 +5,17 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.server.api.api_client import SCHEMA, ApiClient
+from tests.runtime.server.api.api_client import (
+    CHAT,
+    MESSAGES,
+    RESPONSES,
+    SCHEMA,
+    TEXT,
+    USER,
+    ApiClient,
+)
 
-TEXT, CHAT, TOKENS, IDS = "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"
-RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
-USER = [{"role": "user", "content": "hi"}]
+TOKENS, IDS = "/tokenize", "/detokenize"
 NESTED = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
 UNKNOWN = {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "unknown"}]}
 WEB = [{"type": "web_search"}, {"type": "code_interpreter", "container": {}}]

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,16 +12,11 @@ from spark_engine.runtime.server.engine_client import supervisor as module
 from spark_engine.runtime.server.engine_client.client import EngineClient
 from spark_engine.runtime.server.engine_client.supervisor import Supervision
 from spark_engine.runtime.text.tokenizer import Tokenizer
+from tests.patient import until
 from tests.repository import PATH
 from tests.runtime import fake_engine, small_tokenizer
 
 STALL_S = 1.0
-
-
-async def _until(ok: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not ok():
-            await asyncio.sleep(0.005)
 
 
 async def test_idle_is_healthy_and_stuck_is_not(
@@ -52,7 +46,7 @@ async def test_idle_is_healthy_and_stuck_is_not(
             nonlocal now
             for _ in range(4):
                 now += seconds / 4
-                await _until(heard)
+                await until(heard)
 
         await passes(0.9 * STALL_S)
         await passes(0.9 * STALL_S)

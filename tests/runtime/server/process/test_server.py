@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from spark_engine.runtime.server.process.open_service import worker_command
 from spark_engine.runtime.server.process.options import ServerOptions
 from spark_engine.runtime.server.process.server import serve
 from tests import patient
+from tests.patient import wait
 from tests.ports import free_port
 from tests.repository import PATH
 from tests.runtime import fake_engine, small_tokenizer
@@ -68,13 +69,6 @@ def _get(url: str) -> httpx.Response:
     return patient.get(url, verify=False)  # loading certificates takes longer than the answer
 
 
-def _wait(ok: Callable[[], bool], what: str, seconds: float = 90) -> None:
-    end = time.monotonic() + seconds
-    while not ok():
-        assert time.monotonic() < end, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
-
-
 def _healthy(url: str) -> bool:
     try:
         return _get(url + "/health").status_code == 200
@@ -103,7 +97,7 @@ def _server(
         )
     running = Running(process, f"http://127.0.0.1:{port}")
     try:
-        _wait(lambda: _healthy(running.url) or process.poll() is not None, "the start", 120)
+        wait(lambda: _healthy(running.url) or process.poll() is not None, "the start", 120)
         assert process.poll() is None
         yield running
     finally:
@@ -279,7 +273,7 @@ def test_models_version_health_and_other_paths(server: Running) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_slot(server: Running, stream: bool) -> None:
     body = {"prompt": "SLOW", "max_tokens": 500, "stream": stream, "n": 3}
-    _wait(lambda: server.metric("spark:num_requests_running") == 0, "what ran before has ended")
+    wait(lambda: server.metric("spark:num_requests_running") == 0, "what ran before has ended")
     steps = server.metric(STEPS)
     with httpx.Client(timeout=patient.WAIT_S) as client:
         request = client.build_request("POST", server.url + "/v1/completions", json=body)
@@ -287,14 +281,14 @@ def test_a_client_that_leaves_frees_its_slot(server: Running, stream: bool) -> N
             response = client.send(request, stream=True)
             lines = response.iter_lines()  # one that is dropped closes the connection
             next(lines)
-            _wait(lambda: server.metric("spark:num_requests_running") == 3, "three run")
+            wait(lambda: server.metric("spark:num_requests_running") == 3, "three run")
             response.close()
         else:
             with pytest.raises(httpx.ReadTimeout):
                 client.send(client.build_request(
                     "POST", request.url, json=body, timeout=httpx.Timeout(60, read=0.3)
                 ))  # fmt: skip
-    _wait(lambda: server.metric("spark:num_requests_running") == 0, "all have ended")
+    wait(lambda: server.metric("spark:num_requests_running") == 0, "all have ended")
     assert server.metric(STEPS) - steps < 480, "they ran to their end"  # 500 steps take 10 s
     assert server.metric("spark:free_slots") == fake_engine.SLOTS
 
@@ -345,10 +339,10 @@ def test_a_step_that_raises_again_and_again_ends_the_server_with_its_words(
 ) -> None:
     with _server(tokenizer_folder, grace_s=0.2, restarts=1, dumps=str(tmp_path)) as server:
         others = [_ask_in_thread(server, "SLOW", max_tokens=500) for _ in range(3)]
-        _wait(lambda: server.metric("spark:num_requests_running") == 3, "three run")
+        wait(lambda: server.metric("spark:num_requests_running") == 3, "three run")
         with pytest.raises(openai.InternalServerError, match="the engine stopped and does not"):
             server.client.completions.create(model="fake", prompt="BOOM")
-        _wait(lambda: all(others), "every request has an end")
+        wait(lambda: all(others), "every request has an end")
         assert all("the engine stopped" in str(result[0]) for result in others)
         assert server.process.wait(EXIT_S) == 1, "by itself"
     first, second = sorted(tmp_path.iterdir())
@@ -359,14 +353,14 @@ def test_a_step_that_raises_again_and_again_ends_the_server_with_its_words(
 def test_a_stalled_engine_leaves_with_a_server_that_is_killed(tokenizer_folder: Path) -> None:
     with _server(tokenizer_folder, timeout_s=1.0) as server:
         result = _ask_in_thread(server, "STALL")
-        _wait(lambda: bool(result), "the request has an end")
+        wait(lambda: bool(result), "the request has an end")
         assert getattr(result[0], "status_code", None) == 504
         worker = server.worker
         command = Path(f"/proc/{worker}/cmdline").read_text()
         socket_file = Path(command.rstrip("\0").rpartition("ipc://")[2])
         assert socket_file.exists()
         server.process.kill()
-        _wait(lambda: not Path(f"/proc/{worker}/cwd").exists(), "the engine left too")
+        wait(lambda: not Path(f"/proc/{worker}/cwd").exists(), "the engine left too")
         assert not socket_file.parent.exists()
 
 
@@ -376,7 +370,7 @@ def test_a_full_disk_takes_words_and_nothing_else(tokenizer_folder: Path) -> Non
     with _server(tokenizer_folder, log, dumps="/proc") as server:
         with pytest.raises(openai.InternalServerError, match="the engine stopped"):
             server.client.completions.create(model="fake", prompt="BOOM")
-        _wait(lambda: _healthy(server.url), "it serves again")
+        wait(lambda: _healthy(server.url), "it serves again")
         answer = server.client.completions.create(model="fake", prompt="x", max_tokens=3)
         assert answer.usage is not None and answer.usage.completion_tokens == 3
         server.process.terminate()
@@ -386,9 +380,9 @@ def test_a_full_disk_takes_words_and_nothing_else(tokenizer_folder: Path) -> Non
 def test_sigterm_drains_and_exits_with_zero(tokenizer_folder: Path) -> None:
     with _server(tokenizer_folder) as server:
         result = _ask_in_thread(server, "SLOW", max_tokens=300)
-        _wait(lambda: server.metric("spark:num_requests_running") == 1, "it runs")
+        wait(lambda: server.metric("spark:num_requests_running") == 1, "it runs")
         server.process.terminate()
-        _wait(lambda: _get(server.url + "/ready").status_code == 503, "it drains")
+        wait(lambda: _get(server.url + "/ready").status_code == 503, "it drains")
         for path, reason in (("/ready", "draining"), ("/health", "draining")):
             answer = _get(server.url + path)
             assert (answer.status_code, reason in answer.text) == (503, True)
@@ -397,8 +391,8 @@ def test_sigterm_drains_and_exits_with_zero(tokenizer_folder: Path) -> None:
             assert new.status_code == 503 and "send the request elsewhere" in new.text
             assert (new.headers["retry-after"], new.headers["connection"]) == ("1", "close")
         assert not result, "the request still runs"
-        _wait(lambda: bool(result), "the answer has come")
-        _wait(lambda: _refused(server.url), "no new connections after the last answer")
+        wait(lambda: bool(result), "the answer has come")
+        wait(lambda: _refused(server.url), "no new connections after the last answer")
         assert result[0].usage.completion_tokens == 300  # type: ignore[attr-defined]
         assert server.process.wait(EXIT_S) == 0
 

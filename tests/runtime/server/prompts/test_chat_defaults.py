@@ -11,9 +11,8 @@ from spark_engine.runtime.server.prompts.conversation import ChatReader
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.thinking import EFFORTS, nearest
 from tests.runtime import small_tokenizer
-from tests.runtime.server.api.api_client import ApiClient, tokenizer
+from tests.runtime.server.api.api_client import USER, ApiClient, tokenizer
 
-USER = [{"role": "user", "content": "hi"}]
 # In the manner of Qwen3.8's: three efforts alone, each a sentence at the very beginning but one.
 THREE = """\
 {%- set effort = reasoning_effort | default("xhigh") %}

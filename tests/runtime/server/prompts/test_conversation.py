@@ -10,9 +10,8 @@ from spark_engine.errors import OptionError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.server.prompts.chat_options import ChatOptions
 from spark_engine.runtime.server.prompts.conversation import ChatReader
-from tests.runtime.server.api.api_client import ApiClient, events, tokenizer
+from tests.runtime.server.api.api_client import USER, ApiClient, events, tokenizer
 
-USER = [{"role": "user", "content": "hi"}]
 TOOL = {
     "type": "function",
     "function": {"name": "f", "parameters": {"properties": {"x": {"type": "string"}}}},

@@ -13,12 +13,11 @@ from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.server.engine_client import worker
 from tests.runtime import small_tokenizer
 from tests.runtime.fake_client import FakeClient, service
-from tests.runtime.server.api.api_client import ApiClient, tokenizer
+from tests.runtime.server.api.api_client import CHAT, TEXT, ApiClient, tokenizer
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 def _bound(path: str = CHAT, **fields: Any) -> list[ConstraintSpec | None]:

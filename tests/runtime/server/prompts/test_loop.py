@@ -8,7 +8,7 @@ import asyncio
 import gzip
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from spark_engine.runtime.server.prompts.pool import WorkerPool
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.loop_watch import LIMIT_S, watched
+from tests.patient import until
 from tests.runtime.fake_client import FakeClient, service
 from tests.runtime.server.prompts import served_folder
 from tests.runtime.server.prompts.served_folder import LOOP, TEMPLATE
@@ -223,9 +224,9 @@ def test_a_client_that_leaves_is_noticed(
         body = formed if stage == "compiles" else loop
         count = lane.workers if stage == "waits" else 0
         more = [asyncio.ensure_future(app.post(CHAT, body, others)) for _ in range(count)]
-        await _until(lambda: len(lane.walls) == count)
+        await until(lambda: len(lane.walls) == count)
         asking = asyncio.ensure_future(app.post(CHAT, body, gone))
-        await _until(there)
+        await until(there)
         begin = time.monotonic()
         gone.set()
         status, _ = await asking
@@ -233,15 +234,8 @@ def test_a_client_that_leaves_is_noticed(
         assert status == 499 and not lane.queue
         others.set()
         await asyncio.gather(*more)
-        await _until(lambda: not lane.walls)
+        await until(lambda: not lane.walls)
         return took
 
     assert app.run(leave()) < 1.0
     assert app.service.open == 0 and len(app.client.submitted) == before
-
-
-async def _until(ok: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not ok():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.002)

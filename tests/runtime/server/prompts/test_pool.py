@@ -41,6 +41,7 @@ from spark_engine.runtime.server.prompts.decoded_files import DecodedFiles
 from spark_engine.runtime.server.prompts.pool import WorkerPool
 from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.vision import VisionInfo
+from tests.patient import until
 from tests.runtime.server.prompts import served_folder
 from tests.runtime.server.prompts.served_folder import LOOP, MEMORY
 
@@ -84,11 +85,6 @@ async def _ask(pool: WorkerPool, said: str = "hi", owner: str = "", size: int = 
     return (await pool.run(JobKind.CHAT, _body(said, size), owner))[0]
 
 
-async def _until(ok: Callable[[], bool]) -> None:
-    while not ok():
-        await asyncio.sleep(0.01)
-
-
 def _signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
@@ -122,7 +118,7 @@ async def test_memory_has_a_bound(pool: WorkerPool) -> None:
 
 async def test_short_prompts_do_not_wait_for_long_ones(pool: WorkerPool) -> None:
     long = [asyncio.ensure_future(_ask(pool, LOOP, f"bad {i}")) for i in range(4)]
-    await _until(lambda: bool(_lane(pool, "long prompts").walls))
+    await until(lambda: bool(_lane(pool, "long prompts").walls))
     begin = time.monotonic()
     assert isinstance(await _ask(pool, owner="good"), Prepared)
     assert not all(task.done() for task in long), time.monotonic() - begin
@@ -143,7 +139,7 @@ async def test_prompts_do_not_wait_for_grammars(
         asyncio.ensure_future(pool.run(JobKind.FORM, [[encode(form)]], f"bad {i}"))
         for i in range(6)
     ]
-    await _until(lambda: bool(_lane(pool, "slow grammars").walls))
+    await until(lambda: bool(_lane(pool, "slow grammars").walls))
     assert isinstance(await _ask(pool, owner="good"), Prepared)
     assert not any(task.done() for task in forms[-2:])
     found = await asyncio.gather(*forms, return_exceptions=True)
@@ -153,7 +149,7 @@ async def test_prompts_do_not_wait_for_grammars(
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_worker_that_falls_loses_no_request(pool: WorkerPool, number: int) -> None:
     """One that is stopped is noticed, and ended."""
-    await _until(lambda: len(pool.workers) == sum(lane.workers for lane in pool.lanes))
+    await until(lambda: len(pool.workers) == sum(lane.workers for lane in pool.lanes))
     for worker in list(pool.workers):
         _signal(worker.pid, number)
     found = await asyncio.gather(*(_ask(pool) for _ in range(4)), _ask(pool, size=1 << 17))
@@ -166,7 +162,7 @@ async def test_a_forking_process_that_falls_comes_again(
 ) -> None:
     monkeypatch.setattr("spark_engine.runtime.server.prompts.processes.HELLO_S", 0.5)
     count = sum(lane.workers for lane in pool.lanes)  # one that comes later would answer
-    await _until(lambda: len(pool.workers) == count and pool._forker is not None)
+    await until(lambda: len(pool.workers) == count and pool._forker is not None)
     assert pool._forker is not None
     first = pool._forker.pid
     os.kill(first, number)
@@ -192,14 +188,14 @@ async def test_a_job_that_fells_its_workers_is_refused(pool: WorkerPool) -> None
 async def test_a_client_that_leaves_cancels_its_job(pool: WorkerPool) -> None:
     lane = _lane(pool, "long prompts")
     jobs = [asyncio.ensure_future(_ask(pool, LOOP, size=limits.SMALL_BODY)) for _ in range(5)]
-    await _until(lambda: len(lane.walls) == limits.LONG_WORKERS)
+    await until(lambda: len(lane.walls) == limits.LONG_WORKERS)
     assert len(lane.queue) == 3
     for job in jobs:
         job.cancel()
     begin = time.process_time(), time.monotonic()
     await asyncio.gather(*jobs, return_exceptions=True)
     assert len(lane.queue) == 0, "what waited is not started"
-    await _until(lambda: not lane.walls)  # what ran is ended
+    await until(lambda: not lane.walls)  # what ran is ended
     assert isinstance(await _ask(pool, size=limits.SMALL_BODY), Prepared), begin
 
 
@@ -211,7 +207,7 @@ async def test_owners_take_turns(pool: WorkerPool) -> None:
         ended.append(owner)
 
     jobs = [asyncio.ensure_future(one("bad", LOOP)) for _ in range(8)]
-    await _until(lambda: bool(_lane(pool, "long prompts").walls))
+    await until(lambda: bool(_lane(pool, "long prompts").walls))
     await one("good", "hi")
     assert ended.count("bad") <= 4
     for job in jobs:
@@ -222,7 +218,7 @@ async def test_owners_take_turns(pool: WorkerPool) -> None:
 async def test_the_owner_with_most_jobs_waiting_loses_one(pool: WorkerPool) -> None:
     size = limits.SMALL_BODY
     jobs = [asyncio.ensure_future(_ask(pool, LOOP, "bad", size)) for _ in range(8)]
-    await _until(lambda: len(_lane(pool, "long prompts").walls) == limits.LONG_WORKERS)
+    await until(lambda: len(_lane(pool, "long prompts").walls) == limits.LONG_WORKERS)
     assert not pool.refuse_one("bad")
     assert pool.refuse_one("good")
     await asyncio.sleep(0.01)
@@ -242,14 +238,14 @@ async def test_health_says_that_prompts_are_stuck(
     command, pool._command = pool._command, ("/bin/false",)
     assert pool._forker is not None
     pool._forker.kill()
-    await _until(lambda: pool.unhealthy_reason() is not None)
+    await until(lambda: pool.unhealthy_reason() is not None)
     assert "no worker" in str(pool.unhealthy_reason())
     waiting = asyncio.ensure_future(_ask(pool))
     pool._command = command
     assert isinstance(await waiting, Prepared)
     assert pool.unhealthy_reason() is None
     lane = _lane(pool, "prompts")
-    await _until(lambda: not lane.walls)  # the answer comes before its worker is free again
+    await until(lambda: not lane.walls)  # the answer comes before its worker is free again
     assert lane.stuck_s() == 0.0
     lane.queue.put("", "a task that no worker takes")
     lane.since -= limits.STUCK_S + 1.0
@@ -279,7 +275,7 @@ from tests.runtime.server.prompts import test_pool, served_folder
 async def main():
     pool = await served_folder._started(Path({str(folder)!r}))
     job = asyncio.ensure_future(test_pool._ask(pool, served_folder.LOOP, size=1 << 17))
-    await test_pool._until(lambda: bool(test_pool._lane(pool, "long prompts").walls))
+    await test_pool.until(lambda: bool(test_pool._lane(pool, "long prompts").walls))
     print(pool._forker.pid, *(worker.pid for worker in pool.workers), flush=True)
     await job
 asyncio.run(main())

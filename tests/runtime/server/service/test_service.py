@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,12 @@ from spark_engine.runtime.server.service.generation import TimedOut
 from spark_engine.runtime.server.service.service import ReadingFailed
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
+from tests.patient import until
 from tests.runtime import small_tokenizer
 from tests.runtime.fake_client import FakeClient, Inline, Served, inline, service
+from tests.runtime.server.api.api_client import USER
 
 HANGS_S = 60.0  # ends a test that hangs
-USER = [{"role": "user", "content": "hi"}]
 ANSWER = (Event(0, 40), Event(0, 41, finish=FinishReason.LENGTH))
 
 
@@ -73,13 +73,6 @@ def _gated(client: FakeClient, tokenizer: Tokenizer, **options: Any) -> tuple[Se
     info = service(client, tokenizer).info
     pool = Gated(inline(client, info, tokenizer, template))
     return service(client, tokenizer, template=template, pool=pool, **options), pool
-
-
-async def _until(ok: Callable[[], bool]) -> None:
-    end = time.monotonic() + HANGS_S
-    while not ok():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.005)
 
 
 def _body(**fields: Any) -> bytes:
@@ -182,7 +175,7 @@ def test_prompts_that_are_being_read_count_as_waiting(tokenizer: Counting) -> No
     async def ask() -> list[Any]:
         jobs = [served.complete(_body(prompt="a")) for _ in range(5)]
         waiting = asyncio.gather(*jobs, return_exceptions=True)
-        await _until(lambda: pool.taken == 2)
+        await until(lambda: pool.taken == 2)
         assert served.open == 6 + 2
         pool.gate.set()
         found = await waiting
@@ -202,7 +195,7 @@ def test_what_needs_no_engine_is_bounded_as_well(tokenizer: Counting) -> None:
     async def ask() -> list[Any]:
         jobs = [served.tokenize(_body(prompt="a")) for _ in range(client.max_queue + 2)]
         waiting = asyncio.gather(*jobs, return_exceptions=True)
-        await _until(lambda: pool.taken == client.max_queue)
+        await until(lambda: pool.taken == client.max_queue)
         pool.gate.set()
         return await waiting
 
@@ -212,7 +205,7 @@ def test_what_needs_no_engine_is_bounded_as_well(tokenizer: Counting) -> None:
 async def test_a_caller_that_leaves_takes_its_prompt_back(tokenizer: Counting) -> None:
     served, pool = _gated(FakeClient(), tokenizer)
     job = asyncio.ensure_future(served.complete(_body(prompt="a")))
-    await _until(lambda: bool(pool.taken))
+    await until(lambda: bool(pool.taken))
     job.cancel()
     await asyncio.gather(job, return_exceptions=True)
     assert served.open == 0
