@@ -1,8 +1,7 @@
-"""Parsed chat answers: recorded formats and deviations, at every split point and any division."""
+"""Parsed chat answers: the taught form at every split point, and what flows before the end."""
 
 import json
 import random
-from typing import Any
 
 import pytest
 
@@ -32,69 +31,8 @@ ONE = (
     "<parameter=days>\n3\n</parameter>\n<parameter=hours>\n[1, 2]\n</parameter>\n"
     "</function>\n</tool_call>"
 )
-CALL = ("weather", {"city": "Pa\nris", "days": 3, "hours": [1, 2]})
 SHORT = ("weather", {"city": "Rome"})
 ROME = "<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>"
-T, F = True, False
-# thinking, tools, the answer; reasoning, content, calls
-ANSWERS: list[tuple[bool, bool, str, str, str, list[Any]]] = [
-    (T, F, "\nI think.\n\nYes.\n</think>\n\nFour.\n", "I think.\n\nYes.", "Four.\n", []),
-    (T, F, "still <thinking", "still <thinking", "", []),
-    (T, F, "</think>a</think>b", "", "a</think>b", []),
-    (T, T, "</think>a</think>b", "", "ab", []),
-    (T, F, "<think>\na < b\n</think>c", "a < b", "c", []),
-    (T, F, "hm" + ONE, "hm" + ONE, "", []),
-    (F, F, "\n <think>why</think>so", "why", "so", []),
-    (F, F, "  plain <think>x</think>\n", "", "  plain <think>x</think>\n", []),
-    (F, F, " ", "", " ", []),
-    (F, F, "<thin", "", "<thin", []),
-    (F, F, ONE, "", ONE, []),
-    (F, T, ONE, "", "", [CALL]),
-    (F, T, "Let me see.\n\n" + ONE + "\n", "", "Let me see.", [CALL]),
-    (T, T, "why\n</think>\n\n" + ONE + "\n" + ONE, "why", "", [CALL, CALL]),
-    (T, T, "why\n" + ONE, "why", "", [CALL]),  # a thought that was not closed
-    (F, T, "a <tool_cal", "", "a <tool_cal", []),
-    (F, T, "1 < 2\n\n", "", "1 < 2\n\n", []),
-    # deviations: no mark around the function, two functions in one mark, no closing marks
-    (F, T, "So:\n" + ROME + "\n</tool_call>", "", "So:", [SHORT]),
-    (F, T, f"<tool_call>\n{ROME}\n{ROME}\n</tool_call>", "", "", [SHORT, SHORT]),
-    (F, T, f"<tool_call>\n{ROME}\n<tool_call>\n{ROME}\n</tool_call>", "", "", [SHORT, SHORT]),
-    (F, T, ONE + "\n\nDone.", "", "Done.", [CALL]),
-    (
-        F,
-        T,
-        "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n<parameter=days>\n2\n</parameter>"
-        "\n</function>\n</tool_call>",
-        "",
-        "",
-        [("weather", {"city": "Rome", "days": 2})],
-    ),
-    (F, T, "<tool_call>\n<function=weather>\n</function>\n</tool_call>", "", "", [("weather", {})]),
-    (F, T, "<tool_call>\n<function=weather\n" + ROME[19:] + "\n</tool_call>", "", "", [SHORT]),
-    # values that mention marks, and text that does
-    (
-        F,
-        T,
-        "<tool_call>\n<function=weather>\n<parameter=city>\n<b></parameter> x\n</parameter>\n"
-        "</function>\n</tool_call>",
-        "",
-        "",
-        [("weather", {"city": "<b></parameter> x"})],
-    ),
-    (F, T, "a<tool_call>\ntext\n</tool_call>b", "", "a<tool_call>\ntext\n</tool_call>b", []),
-    (F, T, "a<tool_call>\n</tool_call>b", "", "a<tool_call>\n</tool_call>b", []),
-    # an object between the marks
-    (
-        F,
-        T,
-        'x\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>',
-        "",
-        "x",
-        [SHORT],
-    ),
-    (F, T, '<tool_call>{"name": 3}</tool_call>z', "", '<tool_call>{"name": 3}</tool_call>z', []),
-    (F, T, '<tool_call>{"name": "we', "", '<tool_call>{"name": "we', []),
-]
 Parts = tuple[str, str, list[tuple[str, object]]]
 
 
@@ -119,17 +57,6 @@ def parts(pieces: list[str], thinking: bool, tools: bool, calls: str = "qwen3_co
     reasoning, content, made = collect(deltas)
     assert parser.calls == len(made)
     return reasoning, content, [(name, json.loads(text)) for name, text in made]
-
-
-@pytest.mark.parametrize(("thinking", "tools", "text", "reasoning", "content", "calls"), ANSWERS)
-def test_an_answer_is_taken_apart_at_every_split_point(
-    thinking: bool, tools: bool, text: str, reasoning: str, content: str, calls: list[object]
-) -> None:
-    want = (reasoning, content, calls)
-    assert parts([text], thinking, tools) == want
-    assert parts(list(text), thinking, tools) == want
-    for i in range(len(text) + 1):
-        assert parts([text[:i], text[i:]], thinking, tools) == want, (text[:i], text[i:])
 
 
 def test_answers_of_the_taught_form_at_every_split_point() -> None:

@@ -2,7 +2,8 @@
 
 Most are deviations observed in models of the family, with their expected parts written by hand; the
 others are the embedded model's, reviewed. `marks`: positions of marks that were generated as
-tokens. A call's arguments are stored as text, since an incomplete call is not JSON.
+tokens; "tokens": false is a tokenizer without them. A call's arguments are stored as text, since an
+incomplete call is not JSON.
 """
 
 import json
