@@ -6,6 +6,7 @@ import gzip
 import tracemalloc
 import zlib
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import httpx
@@ -32,30 +33,18 @@ def _client(key: str | None = None) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://x")
 
 
-@pytest.mark.parametrize(
-    ("given", "status"),
-    [
-        (f"Bearer {KEY}", 200),
-        (f"bearer {KEY}", 200),
-        (f"BEARER  {KEY} ", 200),
-        (f"Bearer {KEY[:-1]}", 401),
-        (f"Bearer {KEY}x", 401),
-        (f"Bearer {KEY.lower()}", 401),
-        (f"Bearer {KEY.upper()}", 401),
-        (f"Basic {KEY}", 401),
-        (f"Bearer{KEY}", 401),
-        (KEY, 401),
-        ("Bearer ", 401),
-        ("Bearer", 401),
-        ("", 401),
-        (None, 401),
-    ],
-)
-async def test_only_the_whole_key_opens(given: str | None, status: int) -> None:
+OPENS = (f"Bearer {KEY}", f"bearer {KEY}", f"BEARER  {KEY} ")
+WRONG = [f"Bearer {key}" for key in (KEY[:-1], KEY + "x", KEY.lower(), KEY.upper(), "")]
+WRONG += [f"Basic {KEY}", f"Bearer{KEY}", KEY, "Bearer", ""]
+
+
+@pytest.mark.parametrize("given", [*OPENS, *WRONG, None])
+async def test_only_the_whole_key_opens(given: str | None) -> None:
     headers = {} if given is None else {"Authorization": given.encode()}
     async with _client(KEY) as client:
         assert (await client.get("/health", headers=headers)).status_code == 200
-        assert (await client.get("/v1/models", headers=headers)).status_code == status
+        status = (await client.get("/v1/models", headers=headers)).status_code
+    assert status == (200 if given in OPENS else 401)
 
 
 async def _parts(
@@ -94,17 +83,13 @@ async def test_large_bodies_share_their_memory_and_small_ones_always_fit(
 
     came, gate = asyncio.Event(), asyncio.Event()
     async with _client() as client:
-        first = asyncio.ensure_future(
-            client.post("/v1/completions", content=_parts(10, 90, came, gate))
-        )
+        ask = partial(client.post, "/v1/completions")
+        first = asyncio.ensure_future(ask(content=_parts(10, 90, came, gate)))
         await came.wait()
-        found = [
-            (await client.post("/v1/completions", content=b" " * size)).status_code
-            for size in (100, 250, 350)  # 800 of 1000 are taken
-        ]
-        gate.set()
+        found = [(await ask(content=b" " * size)).status_code for size in (100, 250, 350)]
+        gate.set()  # 800 of 1000 were taken
         await first
-        found.append((await client.post("/v1/completions", content=b" " * 900)).status_code)
+        found.append((await ask(content=b" " * 900)).status_code)
     assert found == [400, 400, 503, 400]
 
 
@@ -114,14 +99,8 @@ async def test_a_client_that_leaves_before_the_first_event_leaves_nothing_behind
     served = service(client, None)
     endpoints = Endpoints(served)
     scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-    answers = iter(
-        [
-            {
-                "type": "http.request",
-                "body": b'{"prompt": [5], "stream": true, "return_token_ids": true}',
-            }
-        ]
-    )
+    body = b'{"prompt": [5], "stream": true, "return_token_ids": true}'
+    answers = iter([{"type": "http.request", "body": body}])
 
     async def receive() -> Any:
         with contextlib.suppress(StopIteration):

@@ -14,7 +14,6 @@ from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.common import (
     Body,
     Defaults,
-    capacity_after,
     check,
     fold_seed,
     sampling,
@@ -72,14 +71,6 @@ def test_how_many_tokens_come() -> None:
             _params(CompletionBody(prompt="x", max_tokens=most))
     with pytest.raises(BadField, match="min_tokens is 101"):
         _params(Body(min_tokens=101))
-
-
-def test_the_positions_after_a_prompt() -> None:
-    assert capacity_after([1] * 255, INFO.limits) == 1
-    with pytest.raises(BadField, match="prompt is too long: 256 tokens > 255 maximum") as caught:
-        capacity_after([1] * 256, INFO.limits)
-    assert "this model's maximum context length is 256 tokens" in str(caught.value)
-    assert caught.value.code == "context_length_exceeded"
 
 
 def test_seeds_are_drawn_when_absent_and_folded_when_given() -> None:
