@@ -32,16 +32,8 @@ def code(guard: Guard, headers: Headers, method: str = "POST") -> str:
     return guard.refusal({"method": method, "headers": rows})[1]
 
 
-KNOWN = [
-    "localhost",
-    MINE,
-    "LocalHost:1",
-    "localhost.",
-    "127.0.0.1:8000",
-    "127.0.0.1",
-    "[::1]:8000",
-]
-KNOWN += ["[::1]", "10.1.2.3:8000", "[fe80::1%25eth0]:80", "0.0.0.0:8000", "localhost:"]
+KNOWN = f"localhost {MINE} LocalHost:1 localhost. 127.0.0.1:8000 127.0.0.1 [::1]:8000 [::1]".split()
+KNOWN += "10.1.2.3:8000 [fe80::1%25eth0]:80 0.0.0.0:8000 localhost:".split()
 STRANGE = ["evil.example", "evil.example:8000", "localhost.evil.example", "evil.example.", ""]
 STRANGE += ["127.0.0.1.evil.example", "a@localhost", "localhost@evil.example", "localhost, evil"]
 STRANGE += "localhost/evil localhost:80:80 [::1 ::1 localhost:x localhost# [evil]".split()
@@ -51,11 +43,8 @@ STRANGE += ["127.0.0.1\\@evil", "xlocalhost", "localhost..", "127.1", "213070643
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "DELETE"])
 def test_a_name_that_the_server_was_not_given_is_refused(method: str) -> None:
     guard = local()
-    assert {host: code(guard, [("host", host)], method) for host in KNOWN} == dict.fromkeys(
-        KNOWN, ""
-    )
-    found = {host: code(guard, [("host", host)], method) for host in STRANGE}
-    assert found == dict.fromkeys(STRANGE, "host_not_allowed")
+    found = {host: code(guard, [("host", host)], method) for host in (*KNOWN, *STRANGE)}
+    assert found == dict.fromkeys(KNOWN, "") | dict.fromkeys(STRANGE, "host_not_allowed")
     assert code(guard, [("host", MINE), ("host", "evil.example")], method) == "host_not_allowed"
     assert code(guard, [], method) == "", "a program of HTTP/1.0"
 
@@ -73,20 +62,10 @@ def test_names_are_added() -> None:
 
 
 OWN = ["http://localhost:8000", "https://localhost:8000"]
-FOREIGN = [
-    "http://evil.example",
-    "null",
-    "",
-    "http://localhost:3000",
-    "http://localhost",
-    "localhost:8000",
-]
+FOREIGN = "http://evil.example null http://localhost:3000 http://localhost localhost:8000".split()
 FOREIGN += "http://127.0.0.1:8000 file:// http://localhost:8000/x http://a@localhost:8000".split()
-FOREIGN += [
-    "http://localhost:8000.evil.example",
-    "chrome-extension://abc",
-    "http://localhost:99999999",
-]
+FOREIGN += "http://localhost:8000.evil.example chrome-extension://abc".split()
+FOREIGN += ["", "http://localhost:99999999"]
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "DELETE", "HEAD"])

@@ -126,7 +126,7 @@ def test_half_a_character_is_named(text: bytes, half: str | None) -> None:
 
 def test_messages_between_the_processes_survive_transport() -> None:
     params = SamplingParams(temperature=0.5, logit_bias={3: 1.0}, stop=("x",), seed=-5)
-    asked = Request((1, 248_000), params, 3, (1,))
+    asked = Request((1, 248_000), params, 3, (1,), owner="key ann", salt=b"\0salt")
     commands = (Submit.of(7, asked), Submit.of(8, Request((1,))), Cancel(7))
     assert tuple(decode_command(encode(c)) for c in commands) == commands
     got = commands[0].request()

@@ -24,7 +24,6 @@ from tests.runtime import small_tokenizer
 from tests.runtime.fake_client import FakeClient, Inline, Served, inline, service
 from tests.runtime.server.api.api_client import USER
 
-HANGS_S = 60.0  # ends a test that hangs
 ANSWER = (Event(0, 40), Event(0, 41, finish=FinishReason.LENGTH))
 
 
