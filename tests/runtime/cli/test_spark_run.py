@@ -281,7 +281,6 @@ def test_a_taken_port_is_said(engine: Path) -> None:
 
 
 def test_a_server_with_a_json_log_writes_nothing_else(engine: Path, tmp_path: Path) -> None:
-    """From the first line of the real command to its last."""
     port, log = free_port(), tmp_path / "log"
     words = ["--serve", "--port", str(port), "--log-format", "json"]
     with log.open("wb") as target:

@@ -147,9 +147,6 @@ ROWS = st.recursive(
 @settings(max_examples=20, deadline=None)
 @given(st.lists(ROWS, min_size=8, max_size=8), st.booleans(), st.booleans())
 def test_any_graph_of_schemas_takes_little_time(rows: list[Any], strict: bool, root: bool) -> None:
-    """Random schemas of up to twelve alternatives, and eight definitions that refer to
-    each other.
-    """
     schema: dict[str, Any] = {"$defs": {f"d{i}": row for i, row in enumerate(rows)}}
     schema |= {"properties": _rows(8), "required": ["p0"]}
     if root:

@@ -110,7 +110,6 @@ def test_every_form_writes_a_mark(mark: str) -> None:
 
 @pytest.mark.parametrize("mark", MARKS)
 def test_a_parameter_with_a_mark_is_read_back(mark: str) -> None:
-    """As a raw string, and inside JSON."""
     for schema, want in (
         ({"const": f"a {mark}\nb"}, f"a {mark}\nb"),
         ({"enum": [mark]}, mark),

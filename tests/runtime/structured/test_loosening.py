@@ -132,7 +132,6 @@ def test_strict_is_false_unless_it_is_said() -> None:
 
 @pytest.mark.parametrize(("row", "below"), BINDING, ids=lambda value: str(value)[:60])
 def test_all_else_is_still_enforced(row: Any, below: str) -> None:
-    """Also with removed keywords, and in referenced definitions."""
     schema = _object(row, **{"$defs": {"own": row}})
     schema["properties"]["again"] = {
         "type": "array",

@@ -113,7 +113,6 @@ def test_a_compilation_has_so_much_time(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_concurrent_requests_share_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen concurrent requests; without sharing each would compile."""
     made: list[str] = []
     real = matcher._compile
     here = threading.Barrier(16)

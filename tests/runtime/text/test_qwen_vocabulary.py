@@ -93,7 +93,6 @@ def _places(text: str, mark: str) -> list[int]:
 def test_recorded_streams_as_real_tokens(
     tokenizer: Tokenizer, size: int, stop: tuple[str, ...]
 ) -> None:
-    """`size` tokens a round, like drafts; stop strings hold back text after its marks."""
     for row in STREAMS:
         ids = ids_of(tokenizer, row)
         assert tokenizer.decode(ids, skip_special=False) == row["text"]
@@ -113,7 +112,6 @@ def test_recorded_streams_as_real_tokens(
 
 @pytest.mark.parametrize("part", range(4))
 def test_no_cut_of_a_reply_changes_it(tokenizer: Tokenizer, part: int) -> None:
-    """All subsets of the token borders of a hundred replies."""
     for reply in replies()[part::4]:
         found = results(reply, tokenizer)
         assert found == {read(reply, tokenizer, ())}, reply

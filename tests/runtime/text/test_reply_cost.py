@@ -40,7 +40,6 @@ OWN = (  # the form's own words in a value
     ],
 )
 def test_the_work_is_linear_in_the_length(begin: str, word: str, schema: object) -> None:
-    """200,000 characters, one piece at a time."""
     function = {"name": "f", "parameters": {"properties": {"a": schema}}}
     form = Formats(tools="hermes" if begin == OBJECT else "qwen3_coder")
     parser = ReplyParser(False, [{"type": "function", "function": function}], form)

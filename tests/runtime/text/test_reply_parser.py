@@ -60,7 +60,6 @@ def parts(pieces: list[str], thinking: bool, tools: bool, calls: str = "qwen3_co
 
 
 def test_answers_of_the_taught_form_at_every_split_point() -> None:
-    """Answers of the taught format, with values of every kind."""
     rng = random.Random(3)
     alphabet = ["a", "é", "猫", "\n", " ", "<", ">", "</", '"', "\\", "{", "=", "</b>", "\t"]
     for _ in range(25):

@@ -93,7 +93,6 @@ DRAWN = st.fixed_dictionaries(
 def test_a_drawn_stream_does_not_depend_on_the_cut(
     row: dict[str, Any], pieces: list[tuple[str, bool]], data: st.DataObject
 ) -> None:
-    """Marks among the pieces were generated as tokens or spelled, or have no tokens at all."""
     row |= {"text": "".join(text for text, _ in pieces), "marks": []}
     at = 0
     for text, generated in pieces:

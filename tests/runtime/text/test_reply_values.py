@@ -113,7 +113,6 @@ def test_of_a_parameter_that_comes_twice_the_first_counts(second: str) -> None:
 
 
 def test_an_answer_that_was_cut_off_is_inside_its_value() -> None:
-    """After a call's end that may be text; a complete answer is not inside."""
     text = HEAD + "ends with </tool_call> here"
     assert _read(text, 1, cut=True) == _read(text, 99, cut=True)
     assert _read(text, 1, cut=True)[2] and not _read(text, 1)[2]
@@ -156,7 +155,6 @@ def test_a_string_in_an_object_may_hold_ends(text: str) -> None:
 
 
 def test_a_thought_may_speak_of_a_call() -> None:
-    """The mark without a function is not a call, and the thought continues."""
     thought = "I write <tool_call>\nand then </tool_call>"
     text = f"{thought}\n</think>\n\n{CALL}"
     for size in (1, 9, 999):

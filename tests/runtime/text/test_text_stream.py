@@ -74,7 +74,6 @@ def test_the_id_that_ended_is_counted_but_not_shown(tokenizer: Tokenizer) -> Non
 def test_stop_strings_count_from_min_tokens_on(
     tokenizer: Tokenizer, text: str, least: int, said: str
 ) -> None:
-    """One that the last of them completes ends the text."""
     ids = [i for char in text for i in tokenizer.encode(char)]
     assert len(ids) == len(text)
     for size in (1, 3, 7):

@@ -147,7 +147,6 @@ FALLS = [  # stage, kind, text of the error, text of the dump ("": none is writt
 async def test_an_engine_that_falls_at_any_stage_comes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request with a token gets an error, a waiting one is answered, and health shows both."""
     async with _running(tmp_path) as server:
         for i, (stage, kind, words, dumped) in enumerate(FALLS):
             long = server.ask_later(LONG)

@@ -113,7 +113,6 @@ async def test_the_same_engine_built_again_is_served_on(
 def test_an_engine_that_is_replaced_while_it_is_loaded_is_loaded_again(
     built: tuple[Path, Path], folder: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """Whether it was read as a mixture of two, by the hashes, or as the second."""
     closed: list[bool] = []
 
     def opened(*_: object) -> Any:

@@ -174,7 +174,6 @@ async def test_a_large_engine_takes_the_memory_of_several_and_is_not_overtaken()
 
 
 async def test_an_engine_that_always_works_takes_turns() -> None:
-    """Its requests that run end in it; those that come later wait for its next turn."""
     async with _open({"a": 1, "b": 1}, 1, turn_s=0.0) as bench:
         first, late = bench.ask("a"), bench.ask("b")
         await bench.settle()

@@ -257,7 +257,6 @@ def test_unpacking_takes_a_bounded_memory() -> None:
 
 
 def test_no_body_holds_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others have a turn for each MiB that a small body becomes."""
     turns, sleep = [], asyncio.sleep
 
     async def counted(seconds: float) -> None:

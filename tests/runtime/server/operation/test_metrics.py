@@ -110,7 +110,6 @@ def test_an_engine_that_is_gone_shows_no_process() -> None:
 
 
 def test_the_phases_of_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits 2 s, is prefilled for 3, and decodes five tokens in 8."""
     now = [100.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     metrics = _metrics()
@@ -162,7 +161,6 @@ def _end(number: int, tokens: int) -> list[Event | Started]:
 
 
 def test_what_is_counted_by_prompt() -> None:
-    """Two prompts with two choices each; the longest of a prompt counts."""
 
     async def run() -> Metrics:
         client, metrics = FakeClient(), _metrics()

@@ -94,7 +94,6 @@ def _turns(server: Server, name: str, count: int) -> list[dict[str, Any]]:
 
 
 def test_of_ten_turns_each_computes_what_is_new(warm: Server, cold: Server) -> None:
-    """And answers what an engine without a cache does."""
     found, plain = _turns(warm, "ann", 10), _turns(cold, "ann", 10)
     texts = [[answer["choices"][0]["message"] for answer in rows] for rows in (found, plain)]
     assert texts[0] == texts[1]

@@ -280,7 +280,6 @@ ENORMOUS: list[tuple[str, Any, str]] = [
 
 
 def test_enormous_requests_get_a_message_and_the_server_lives(server: Running) -> None:
-    """What else is refused: tests/runtime/server/api/test_refused.py."""
     with httpx.Client(base_url=server.url, timeout=patient.WAIT_S) as client:
         for path, body, words in ENORMOUS:
             answer = client.post(path, json=body)

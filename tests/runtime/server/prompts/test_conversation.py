@@ -88,7 +88,6 @@ def test_thoughts_are_left_out_where_they_are_not_wanted(fields: dict[str, Any])
 
 
 def test_one_call_at_most() -> None:
-    """The second is not generated: the request is cancelled after the first."""
     text = "hm\n</think>\n\n" + CALL + "\n" + CALL
     both, cancelled = _whole(text, tools=[TOOL])
     assert len(both["message"]["tool_calls"]) == 2 and cancelled == []
@@ -109,7 +108,6 @@ def test_an_answer_continues_the_last_message() -> None:
 
 @pytest.mark.parametrize(("form", "count"), [("qwen3_coder", 2), ("hermes", 1), ("none", 0)])
 def test_the_form_of_calls_is_the_servers(form: str, count: int) -> None:
-    """By name, since this template shows none."""
     json_call = '</think>\n\n<tool_call>\n{"name": "f", "arguments": {"x": "1"}}\n</tool_call>'
     server = ApiClient(json_call + CALL[12:], service={"chat": ChatOptions(tools=form)})
     message = _post(server, tools=[TOOL]).json()["choices"][0]["message"]

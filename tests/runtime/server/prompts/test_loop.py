@@ -140,7 +140,6 @@ def _nasty() -> dict[str, tuple[str, bytes]]:
 
 
 def test_no_body_holds_the_loop_up(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is answered, none with a server's error; and what comes next is."""
     bodies = _nasty()
     for lane in app.pool.lanes:
         base, more, most = lane.cpu_s
@@ -171,7 +170,6 @@ def test_neither_does_the_largest(app: App) -> None:
 def test_a_client_that_leaves_is_noticed(
     app: App, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While its body waits to be read, is read, and while its grammar is compiled."""
     _, loop = _sent(messages=[{"role": "user", "content": LOOP}], x="x" * CHUNK)
     rows = {f"p{i}": {"type": "string", "maxLength": 500 + i} for i in range(2000)}
     schema = {"type": "object", "properties": rows, "required": list(rows)}

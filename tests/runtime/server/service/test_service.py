@@ -217,7 +217,6 @@ def test_a_stuck_pool_is_a_reason(tokenizer: Counting) -> None:
 
 
 def test_a_bug_in_reading_is_reported_as_one(tokenizer: Counting) -> None:
-    """And where it was is for the log."""
     served = service(FakeClient(), tokenizer, template=ChatTemplate(small_tokenizer.TEMPLATE))
     pool = served._pool
     assert isinstance(pool, Inline)
