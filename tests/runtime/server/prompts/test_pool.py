@@ -21,20 +21,8 @@ from PIL import Image
 
 from spark_engine.errors import EngineError
 from spark_engine.runtime.server.engine_client.client import Busy
-from spark_engine.runtime.server.prompts import decoded_files, limits, processes
+from spark_engine.runtime.server.prompts import contract, decoded_files, limits, processes
 from spark_engine.runtime.server.prompts.chat_options import ChatOptions
-from spark_engine.runtime.server.prompts.contract import (
-    BodyRefused,
-    Fetch,
-    Fetched,
-    FormAsked,
-    JobKind,
-    Prepared,
-    Setup,
-    TooCostly,
-    decode_job,
-    encode,
-)
 from spark_engine.runtime.server.prompts.decoded_files import DecodedFiles
 from spark_engine.runtime.server.prompts.pool import WorkerPool
 from spark_engine.runtime.structured.fields import StructuredFields
@@ -81,7 +69,7 @@ def _body(said: Any = "hi", size: int = 0) -> list[list[bytes]]:
 
 
 async def _ask(pool: WorkerPool, said: str = "hi", owner: str = "", size: int = 0) -> Any:
-    return (await pool.run(JobKind.CHAT, _body(said, size), owner))[0]
+    return (await pool.run(contract.JobKind.CHAT, _body(said, size), owner))[0]
 
 
 async def _cancelled(jobs: list[asyncio.Future[Any]]) -> None:
@@ -100,31 +88,33 @@ def _lane(pool: WorkerPool, name: str) -> Any:
 
 
 def test_a_body_is_read(run: Run, pool: WorkerPool) -> None:
-    found, blobs = run(pool.run(JobKind.CHAT, _body()))
-    assert isinstance(found, Prepared) and len(found.prompts) == 1 and len(blobs) == 1
+    found, blobs = run(pool.run(contract.JobKind.CHAT, _body()))
+    assert isinstance(found, contract.Prepared) and len(found.prompts) == 1 and len(blobs) == 1
     assert found.params.max_tokens == 2 and len(blobs[0]) % 4 == 0
-    long, _ = run(pool.run(JobKind.CHAT, _body(size=limits.SMALL_BODY)))
-    assert isinstance(long, Prepared)
+    long, _ = run(pool.run(contract.JobKind.CHAT, _body(size=limits.SMALL_BODY)))
+    assert isinstance(long, contract.Prepared)
 
 
 @pytest.mark.parametrize("size", [0, limits.SMALL_BODY])
 async def test_a_template_without_an_end_is_ended(pool: WorkerPool, size: int) -> None:
-    with pytest.raises(TooCostly, match="reading the request took more than 0.3 s of CPU time"):
+    with pytest.raises(
+        contract.TooCostly, match="reading the request took more than 0.3 s of CPU time"
+    ):
         await _ask(pool, LOOP, size=size)
-    assert isinstance(await _ask(pool), Prepared)
+    assert isinstance(await _ask(pool), contract.Prepared)
 
 
 async def test_memory_has_a_bound(pool: WorkerPool) -> None:
     found = await _ask(pool, MEMORY)
-    assert isinstance(found, BodyRefused), found
+    assert isinstance(found, contract.BodyRefused), found
     assert "reading the request took more than 1024 MiB of memory" in found.message
-    assert isinstance(await _ask(pool), Prepared)
+    assert isinstance(await _ask(pool), contract.Prepared)
 
 
 async def test_short_prompts_do_not_wait_for_long_ones(pool: WorkerPool) -> None:
     long = [asyncio.ensure_future(_ask(pool, LOOP, f"bad {i}")) for i in range(4)]
     await until(lambda: bool(_lane(pool, "long prompts").walls))
-    assert isinstance(await _ask(pool, owner="good"), Prepared)
+    assert isinstance(await _ask(pool, owner="good"), contract.Prepared)
     assert not all(task.done() for task in long)
     await _cancelled(long)
 
@@ -136,16 +126,18 @@ async def test_prompts_do_not_wait_for_grammars(
         monkeypatch.setattr(_lane(pool, name), "cpu_s", (seconds, 0.0, seconds))
     rows = {f"p{i}": {"type": "string", "maxLength": 500 + i} for i in range(2000)}
     many = {"type": "object", "properties": rows, "required": list(rows)}
-    form = FormAsked(StructuredFields(guided_json=many), [], None, False, True)
+    form = contract.FormAsked(StructuredFields(guided_json=many), [], None, False, True)
     forms = [
-        asyncio.ensure_future(pool.run(JobKind.FORM, [[encode(form)]], f"bad {i}"))
+        asyncio.ensure_future(
+            pool.run(contract.JobKind.FORM, [[contract.encode(form)]], f"bad {i}")
+        )
         for i in range(6)
     ]
     await until(lambda: bool(_lane(pool, "slow grammars").walls))
-    assert isinstance(await _ask(pool, owner="good"), Prepared)
+    assert isinstance(await _ask(pool, owner="good"), contract.Prepared)
     assert not any(task.done() for task in forms[-2:])
     found = await asyncio.gather(*forms, return_exceptions=True)
-    assert all(isinstance(one, TooCostly) for one in found), found
+    assert all(isinstance(one, contract.TooCostly) for one in found), found
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -154,7 +146,7 @@ async def test_a_worker_that_falls_loses_no_request(pool: WorkerPool, number: in
     for worker in list(pool.workers):
         _signal(worker.pid, number)
     found = await asyncio.gather(*(_ask(pool) for _ in range(4)), _ask(pool, size=1 << 17))
-    assert all(isinstance(one, Prepared) for one in found)
+    assert all(isinstance(one, contract.Prepared) for one in found)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -169,7 +161,7 @@ async def test_a_forking_process_that_falls_comes_again(
     os.kill(first, number)
     for worker in list(pool.workers):
         _signal(worker.pid, signal.SIGKILL)
-    assert isinstance(await _ask(pool), Prepared)
+    assert isinstance(await _ask(pool), contract.Prepared)
     assert pool._forker is not None and pool._forker.pid != first
     assert pool.unhealthy_reason() is None
 
@@ -194,7 +186,7 @@ async def test_a_client_that_leaves_cancels_its_job(pool: WorkerPool) -> None:
     await _cancelled(jobs)
     assert len(lane.queue) == 0, "what waited is not started"
     await until(lambda: not lane.walls)  # what ran is ended
-    assert isinstance(await _ask(pool, size=limits.SMALL_BODY), Prepared)
+    assert isinstance(await _ask(pool, size=limits.SMALL_BODY), contract.Prepared)
 
 
 async def test_owners_take_turns(pool: WorkerPool) -> None:
@@ -235,7 +227,7 @@ async def test_health_says_that_prompts_are_stuck(
     assert "no worker" in str(pool.unhealthy_reason())
     waiting = asyncio.ensure_future(_ask(pool))
     pool._command = command
-    assert isinstance(await waiting, Prepared)
+    assert isinstance(await waiting, contract.Prepared)
     assert pool.unhealthy_reason() is None
     lane = _lane(pool, "prompts")
     await until(lambda: not lane.walls)  # the answer comes before its worker is free again
@@ -299,7 +291,7 @@ def seeing(monkeypatch: pytest.MonkeyPatch) -> None:
     vision = VisionInfo(16, 2, 1 << 10, 1 << 24, half, half, 400, 401, 402)
     limits_ = replace(served_folder.INFO.limits, max_context=4096, pages=4096, image_rows=4096)
     info = msgspec.structs.replace(served_folder.INFO, vision=vision, limits=limits_)
-    setup = Setup(info, ("fake",), ChatOptions(media_domains=("a.org",)), False, 8)
+    setup = contract.Setup(info, ("fake",), ChatOptions(media_domains=("a.org",)), False, 8)
     monkeypatch.setattr(served_folder, "SETUP", setup)
 
 
@@ -316,18 +308,18 @@ def test_images_are_decoded_in_the_processes(folder: Path, monkeypatch: pytest.M
     with served_folder.running(folder) as (runner, pool):
         for most in (1 << 16, 1 << 24):
             monkeypatch.setattr(limits, "SMALL_BODY", most)  # both lanes
-            wanted, _ = runner.run(pool.run(JobKind.CHAT, [body]))
-            assert wanted == Fetch(("https://a.org/x",))
-            more = (Fetched("https://a.org/x"),)
-            work = pool.run(JobKind.CHAT, [body, [file]], fetched=more)
+            wanted, _ = runner.run(pool.run(contract.JobKind.CHAT, [body]))
+            assert wanted == contract.Fetch(("https://a.org/x",))
+            more = (contract.Fetched("https://a.org/x"),)
+            work = pool.run(contract.JobKind.CHAT, [body, [file]], fetched=more)
             found, blobs = runner.run(work)
-            assert isinstance(found, Prepared), found
+            assert isinstance(found, contract.Prepared), found
             first, second = found.prompts[0].images
             assert (first.rows, first.columns, first.digest) == (38, 50, second.digest)
             assert blobs[1] == blobs[2] and len(blobs[1]) == 38 * 50 * 32 * 32 * 3
-            more = (Fetched("https://a.org/x", "it is gone"),)
-            found, blobs = runner.run(pool.run(JobKind.CHAT, [body, [b""]], fetched=more))
-            assert isinstance(found, BodyRefused)
+            more = (contract.Fetched("https://a.org/x", "it is gone"),)
+            found, blobs = runner.run(pool.run(contract.JobKind.CHAT, [body, [b""]], fetched=more))
+            assert isinstance(found, contract.BodyRefused)
             assert found.param == "messages[0].content[1].image_url" and "gone" in found.message
 
 
@@ -353,7 +345,7 @@ def test_an_image_of_a_history_is_decoded_once(
 
     async def noted(self: Any, header: bytes, blobs: Any) -> Any:
         answer, found = await ask(self, header, blobs)
-        sent.append(decode_job(header).seen)
+        sent.append(contract.decode_job(header).seen)
         worker_answers.append([*found])
         return answer, found
 
@@ -361,7 +353,7 @@ def test_an_image_of_a_history_is_decoded_once(
     with served_folder.running(folder) as (runner, pool):
 
         def read(*content: Any) -> tuple[Any, list[bytes]]:
-            found, blobs = runner.run(pool.run(JobKind.CHAT, _body([*content])))
+            found, blobs = runner.run(pool.run(contract.JobKind.CHAT, _body([*content])))
             return found, blobs[1:]
 
         alone = {}
@@ -379,7 +371,10 @@ def test_an_image_of_a_history_is_decoded_once(
             assert len({*digests}) == len({*pixels})
         assert len(sent[-1]) == 6 and worker_answers[-1][1:] == [b""] * 4
         found, _ = read(whole, bad)
-        assert isinstance(found, BodyRefused) and found.param == "messages[0].content[1].image_url"
+        assert (
+            isinstance(found, contract.BodyRefused)
+            and found.param == "messages[0].content[1].image_url"
+        )
         held = pool._decoded
         assert held._size == sum(len(pixels) for _, pixels in held.now().values())
         monkeypatch.setattr(decoded_files, "MOST_DECODED", len(alone[0][0]) + 10)

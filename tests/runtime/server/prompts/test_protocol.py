@@ -21,20 +21,10 @@ from spark_engine.runtime.server.api.common import (
 from spark_engine.runtime.server.api.completions import CompletionBody
 from spark_engine.runtime.server.api.fields import BadField, decode
 from spark_engine.runtime.server.api.unsupported_fields import UNSUPPORTED, UnsupportedFields
-from spark_engine.runtime.server.engine_client.ipc import (
-    Cancel,
-    EngineInfo,
-    Ready,
-    Stats,
-    StepReport,
-    Submit,
-    decode_command,
-    decode_report,
-    encode,
-)
+from spark_engine.runtime.server.engine_client import ipc
 from spark_engine.runtime.structured.fields import StructuredFields
 
-INFO = EngineInfo("m", Limits(max_seqs=4, max_context=256, pages=16, vocab=512), (1, 2))
+INFO = ipc.EngineInfo("m", Limits(max_seqs=4, max_context=256, pages=16, vocab=512), (1, 2))
 DEFAULTS = Defaults.of({"temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_sample": True})
 NONE = Defaults.of({})
 
@@ -127,17 +117,17 @@ def test_half_a_character_is_named(text: bytes, half: str | None) -> None:
 def test_messages_between_the_processes_survive_transport() -> None:
     params = SamplingParams(temperature=0.5, logit_bias={3: 1.0}, stop=("x",), seed=-5)
     asked = Request((1, 248_000), params, 3, (1,), owner="key ann", salt=b"\0salt")
-    commands = (Submit.of(7, asked), Submit.of(8, Request((1,))), Cancel(7))
-    assert tuple(decode_command(encode(c)) for c in commands) == commands
+    commands = (ipc.Submit.of(7, asked), ipc.Submit.of(8, Request((1,))), ipc.Cancel(7))
+    assert tuple(ipc.decode_command(ipc.encode(c)) for c in commands) == commands
     got = commands[0].request()
     assert tuple(got.prompt) == asked.prompt and replace(got, prompt=asked.prompt) == asked
     own = {"mtp": DraftCounts([3, 2], [2, 1])}
     ended = Event(2, finish=FinishReason.STOP, drafted=9, accepted=4, by_source=own)
     events = [Event(1, 5, -0.5, ((5, -0.5), (6, -1.0))), ended]
     drafts: Any = {"drafts_by_position": [3, 2], "rounds_by_k": {0: 4, 2: 3}, "by_source": own}
-    stats = Stats(running=3, buckets={"decode_1": 2}, **drafts)
-    reports = (StepReport(events, stats), Ready(INFO))
-    assert tuple(decode_report(encode(r)) for r in reports) == reports
+    stats = ipc.Stats(running=3, buckets={"decode_1": 2}, **drafts)
+    reports = (ipc.StepReport(events, stats), ipc.Ready(INFO))
+    assert tuple(ipc.decode_report(ipc.encode(r)) for r in reports) == reports
 
 
 @pytest.mark.parametrize(
