@@ -71,9 +71,8 @@ def test_seeds_are_drawn_when_absent_and_folded_when_given() -> None:
 
 
 def test_a_type_error_names_field_and_value() -> None:
-    with pytest.raises(BadField, match=r"stop_token_ids\[1\].*int.*'x'") as caught:
+    with pytest.raises(BadField, match=r"stop_token_ids\[1\].*int.*'x'"):
         decode(b'{"prompt": "a", "stop_token_ids": [1, "x"]}', CompletionBody)
-    assert caught.value.param == "stop_token_ids"
     with pytest.raises(BadField) as caught:
         decode(b'{"max_tokens": 3}', CompletionBody)
     assert caught.value.param == "prompt"
@@ -128,22 +127,6 @@ def test_messages_between_the_processes_survive_transport() -> None:
     stats = ipc.Stats(running=3, buckets={"decode_1": 2}, **drafts)
     reports = (ipc.StepReport(events, stats), ipc.Ready(INFO))
     assert tuple(ipc.decode_report(ipc.encode(r)) for r in reports) == reports
-
-
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        (b"[]", "the body must be a JSON object"),
-        (b'{"prompt": [{}]}', r"prompt\[0\] is not right.* prompt is \[{}\]"),
-        (b'{"prompt": "a", "n": "' + b"y" * 5000 + b'"}', 'n is "yyy.*\\.\\.\\.$'),
-        (b'{"prompt": "a", "x": ' + b"[" * 100_000, "not valid JSON"),
-        (b'{"prompt": ' + b"[" * 100_000, r"prompt\[0\]\[0\] is not right"),
-    ],
-)
-def test_a_body_of_the_wrong_shape_is_refused_in_words(data: bytes, words: str) -> None:
-    with pytest.raises(BadField, match=words) as caught:
-        decode(data, CompletionBody)
-    assert len(str(caught.value)) < 300
 
 
 def test_what_is_not_known_is_not_built() -> None:
