@@ -23,16 +23,11 @@ from spark_engine.runtime.server.process import server as module
 from spark_engine.runtime.server.process.open_service import shorten
 from tests import patient
 from tests.patient import wait
-from tests.runtime import native_folder, small_tokenizer
+from tests.runtime import native_folder
 from tests.runtime.server.process.test_server import Running, _server
 
 OLD, NEW = '[[key]]\nname = "ann"\nkey = "old"\n', '[[key]]\nname = "ann"\nkey = "new"\n'
 BODY = {"prompt": "x", "max_tokens": 4}
-
-
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_tokenizer.write(tmp_path_factory.mktemp("engine") / "tokenizer")
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from tests import patient
 from tests.patient import wait
 from tests.ports import free_port
 from tests.repository import PATH
-from tests.runtime import fake_engine, small_tokenizer
+from tests.runtime import fake_engine
 from tests.runtime.server.api.api_client import CHAT, TEXT
 
 FAKE = Path(fake_engine.__file__)
@@ -80,11 +80,6 @@ def _healthy(url: str) -> bool:
         return _get(url + "/health").status_code == 200
     except httpx.TransportError:
         return False
-
-
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_tokenizer.write(tmp_path_factory.mktemp("engine") / "tokenizer")
 
 
 @contextmanager
