@@ -60,6 +60,12 @@ def tool(name: str, parameters: Any = None, strict: bool = True) -> dict[str, An
     return {"type": "function", "function": function}
 
 
+def form(schema: Any, **more: Any) -> dict[str, Any]:
+    """OpenAI's field for an answer of this schema."""
+    inner = {"name": "x", "schema": schema, **more}
+    return {"response_format": {"type": "json_schema", "json_schema": inner}}
+
+
 def only(row: Any, name: str = "a") -> dict[str, Any]:
     """The schema of an object with this property, which is required."""
     return {"type": "object", "properties": {name: row}, "required": [name]}

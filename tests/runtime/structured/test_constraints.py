@@ -12,6 +12,7 @@ from tests.runtime.structured.grammar_walks import (
     accepts,
     answers,
     asked,
+    form,
     spec,
     text,
     tokenizer,
@@ -19,11 +20,6 @@ from tests.runtime.structured.grammar_walks import (
 )
 
 CLOSED = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-
-
-def _schema(schema: Any, **more: Any) -> dict[str, Any]:
-    inner = {"name": "x", "schema": schema, **more}
-    return {"response_format": {"type": "json_schema", "json_schema": inner}}
 
 
 def _named(name: str) -> dict[str, Any]:
@@ -64,7 +60,7 @@ def test_json_is_an_object(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        _schema(CLOSED),
+        form(CLOSED),
         {"response_format": {"type": "json_object", "schema": CLOSED}},
         {"guided_json": CLOSED},
         {"guided_json": json.dumps(CLOSED)},
@@ -125,12 +121,12 @@ def test_white_space_is_as_wanted() -> None:
     ("fields", "param", "words"),
     [
         (
-            _schema({"type": "foo"}, strict=True),
+            form({"type": "foo"}, strict=True),
             "response_format",
             "schema.type cannot be enforced",
         ),
-        (_schema(None), "response_format", "must be an object with a schema"),
-        (_schema(7), "response_format", "json_schema.schema is 7"),
+        (form(None), "response_format", "must be an object with a schema"),
+        (form(7), "response_format", "json_schema.schema is 7"),
         ({"response_format": {"type": "xml"}}, "response_format", "type is 'xml'"),
         ({"guided_json": "{"}, "guided_json", "not valid JSON"),
         ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),

@@ -21,7 +21,9 @@ from tests.runtime.structured.grammar_walks import (
     HERMES,
     XML,
     answers,
+    form,
     given,
+    only,
     read,
     spec,
     text,
@@ -84,21 +86,16 @@ def _object(row: Any, **more: Any) -> dict[str, Any]:
     return {"type": "object", "properties": rows, **closed, **more}
 
 
-def _form(schema: Any, **more: Any) -> dict[str, Any]:
-    inner = {"name": "x", "schema": schema, **more}
-    return {"response_format": {"type": "json_schema", "json_schema": inner}}
-
-
 def _asked(schema: Any, strict: bool) -> list[tuple[str, dict[str, Any]]]:
     """(place of the schema, fields), for every field that has one."""
     tools = [tool("pay", schema, strict)]
     named = {"type": "function", "function": {"name": "pay"}}
     return [
-        ("response_format.json_schema.schema", _form(schema, strict=strict)),
+        ("response_format.json_schema.schema", form(schema, strict=strict)),
         (PARAMETERS, {"tools": tools, "choice": "required"}),
         (PARAMETERS, {"tools": tools, "choice": named, "formats": HERMES}),
         (PARAMETERS, {"tools": tools, "response_format": {"type": "json_object"}}),
-        (PARAMETERS, {"tools": [*tools, tool("other")], **_form({"type": "integer"})}),
+        (PARAMETERS, {"tools": [*tools, tool("other")], **form({"type": "integer"})}),
     ]
 
 
@@ -121,8 +118,8 @@ def test_what_says_nothing_is_taken_in_strict_schemas_too(row: Any) -> None:
 
 def test_strict_is_false_unless_it_is_said() -> None:
     schema = _object({"type": "string", "pattern": AHEAD})
-    spec(**_form(schema))
-    spec(**_form(schema, strict=None))
+    spec(**form(schema))
+    spec(**form(schema, strict=None))
     tool = {"type": "function", "function": {"name": "pay", "parameters": schema}}
     spec([tool], "required")
     for kept in ("guided_json", "structured_outputs"):  # vLLM's fields are always strict
@@ -143,7 +140,7 @@ def test_all_else_is_still_enforced(row: Any, below: str) -> None:
     called = spec([pay], "required", XML, parallel=False)
     loose = {"price": {}, "n": {"enum": [1, 2]}, "again": {"type": "array", "maxItems": 1}}
     check = Draft202012Validator({**schema, "properties": loose})
-    for ids in answers(spec(**_form(schema)).grammar, range(2)):
+    for ids in answers(spec(**form(schema)).grammar, range(2)):
         check.validate(json.loads(text(ids)))
     for ids in answers(called.grammar, range(2)):
         check.validate(given(ids, [pay]))
@@ -152,12 +149,12 @@ def test_all_else_is_still_enforced(row: Any, below: str) -> None:
 def test_only_the_wrong_keyword_is_let_go() -> None:
     row = {"type": "string", "pattern": AHEAD, "maxLength": 3}
     tools = [tool("a", _object(row), False)]
-    for fields in (_form(_object(row)), {"tools": tools, "choice": "required"}):
+    for fields in (form(_object(row)), {"tools": tools, "choice": "required"}):
         grammar = spec(**fields).grammar
         assert "?!" not in grammar
         assert '"maxLength": 3' in grammar or ".{0,3}" in grammar
     both = {"type": "object", "patternProperties": {"^a": {"type": "integer"}, AHEAD: {}}}
-    grammar = spec(**_form({**both, "additionalProperties": False})).grammar
+    grammar = spec(**form({**both, "additionalProperties": False})).grammar
     assert '"^a"' in grammar
     assert '"additionalProperties"' not in grammar  # it would forbid too much
 
@@ -257,12 +254,7 @@ ZOD: dict[str, Any] = {
         "additionalProperties": {"type": "number"},
     },
     "tuple": {"type": "array", "prefixItems": [{"type": "string"}, {"type": "number"}]},
-    "intersection": {
-        "allOf": [
-            {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
-            {"type": "object", "properties": {"b": {"type": "number"}}, "required": ["b"]},
-        ]
-    },
+    "intersection": {"allOf": [only({"type": "string"}), only({"type": "number"}, "b")]},
     "int": {"type": "integer", "minimum": -9007199254740991, "maximum": 9007199254740991},
     "email": {"type": "string", "format": "email", "pattern": MAIL},
     "map": {"type": "object", "propertyNames": {"type": "string", "enum": ["a", "b"]}},
@@ -291,7 +283,7 @@ def test_schemas_of_pydantic_and_zod(name: str) -> None:
 def test_the_whole_of_such_a_model(formats: Formats) -> None:
     tools = [tool("a", PYDANTIC, strict=False)]
     spec(tools, "required", formats)
-    spec(**_form(PYDANTIC))
+    spec(**form(PYDANTIC))
 
 
 def test_malformed_schemas_of_tools_do_not_end_a_chat() -> None:
@@ -334,24 +326,18 @@ def test_a_grammar_that_takes_too_long_is_not_searched(monkeypatch: pytest.Monke
     monkeypatch.setattr(matcher, "_compile", compiled)
     for strict, count in ((True, 1), (False, 2)):
         asked.clear()
+        tools = [tool("slow", {"properties": {"a": {"maxLength": 7 + strict}}}, strict)]
         with pytest.raises(RequestError, match="tools cannot be enforced: it did not compile"):
-            spec(
-                [tool("slow", {"properties": {"a": {"maxLength": 7 + strict}}}, strict)],
-                "required",
-            )
+            spec(tools, "required")
         assert len(asked) == count
 
 
 def test_a_grammar_that_is_too_long_is_loosened_or_refused() -> None:
     big = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(800)}}
-    rows = {
-        f"q{i}": {"type": "array", "items": {"$ref": "#/$defs/big"}, "maxItems": i}
-        for i in range(20)
-    }
+    row = {"type": "array", "items": {"$ref": "#/$defs/big"}}
+    rows = {f"q{i}": {**row, "maxItems": i} for i in range(20)}
     schema = {"properties": rows, "$defs": {"big": big}}
-    with pytest.raises(
-        RequestError, match="tools cannot be enforced: it makes a grammar of more than"
-    ):
+    with pytest.raises(RequestError, match="cannot be enforced: it makes a grammar of more than"):
         spec([tool("a", schema)], "required")
     made = spec([tool("a", schema, strict=False)], "required")
     assert "<parameter=q19>" in made.grammar and '"array"' in made.grammar

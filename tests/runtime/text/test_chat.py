@@ -12,6 +12,7 @@ from tests.repository import ROOT
 from tests.runtime import small_tokenizer
 
 USER = {"role": "user", "content": " hello <b>&</b> "}
+CALL = {"function": {"name": "f"}}
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +109,7 @@ def test_a_thought_continues_too() -> None:
     [
         ([USER], "needs an assistant's message"),
         ([], "needs an assistant's message"),
-        (
-            [
-                USER,
-                {"role": "assistant", "content": "a", "tool_calls": [{"function": {"name": "f"}}]},
-            ],
-            "without tool calls",
-        ),
+        ([USER, {"role": "assistant", "tool_calls": [CALL]}], "without tool calls"),
         (
             [USER, {"role": "assistant", "reasoning_content": "why"}],
             "leaves out the last message's",

@@ -88,10 +88,11 @@ class Lives(engine_client.EngineClient):
 
 
 class Trial:
-    """What a client does, without a process."""
+    """A client whose process is ready, without one."""
 
     def __init__(self, max_queue: int = 10) -> None:
         self.client = self.lives = Lives(max_queue)
+        self.lives.rise()
 
     def submit(self, count: int = 1) -> tuple[list[int], engine_client.Mailbox]:
         box: engine_client.Mailbox = asyncio.Queue()
@@ -107,7 +108,6 @@ async def test_pings_that_are_answered_prove_nothing_where_a_step_is_owed(
     now = 0.0
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now))
     trial = Trial()
-    trial.lives.rise()
 
     def hear(seconds: float, steps: int = 0) -> str | None:
         nonlocal now
@@ -124,7 +124,6 @@ async def test_pings_that_are_answered_prove_nothing_where_a_step_is_owed(
 
 async def test_requests_with_a_token_end_and_the_others_are_retried_once() -> None:
     trial = Trial()
-    trial.lives.rise()
     (first, second), box = trial.submit(2)
     _, other = trial.submit()
     trial.step(Event(first, 5))
@@ -151,7 +150,6 @@ async def test_the_pixels_of_requests_that_have_not_ended_are_bounded(
     monkeypatch.setattr(engine_client, "MOST_PIXELS", 30)
     images = (Image(0, 1, 1, bytes(12), bytes(16)),)
     trial = Trial()
-    trial.lives.rise()
     box: engine_client.Mailbox = asyncio.Queue()
     (first, _) = trial.client.submit([Request((1,), images=images)] * 2, box, 2)
     with pytest.raises(engine_client.Busy, match="the images of other requests"):
@@ -163,7 +161,6 @@ async def test_the_pixels_of_requests_that_have_not_ended_are_bounded(
 
 async def test_the_wait_for_a_process_is_bounded() -> None:
     trial = Trial()
-    trial.lives.rise()
     _, box = trial.submit()
     trial.lives.fall()
     _, late = trial.submit()
@@ -190,7 +187,6 @@ async def test_a_wait_that_was_long_enough_is_forgotten_when_it_ends_well() -> N
 
 async def test_cancelled_is_cancelled_wherever_it_was() -> None:
     trial = Trial()
-    trial.lives.rise()
     (sent,), box = trial.submit()
     trial.client.cancel(sent)
     assert ipc.decode_command(trial.lives.said[-1]) == ipc.Cancel(sent)
@@ -218,7 +214,6 @@ async def test_the_queue_is_bounded_while_nothing_runs_too() -> None:
 
 async def test_what_the_engine_does_not_take_is_busy_and_not_tried_again() -> None:
     trial = Trial()
-    trial.lives.rise()
     (number,), box = trial.submit()
     trial.client.on_refused(ipc.Refused(number, "full"))
     assert isinstance(box.get_nowait(), engine_client.Busy) and trial.client.in_flight == 0
@@ -227,7 +222,6 @@ async def test_what_the_engine_does_not_take_is_busy_and_not_tried_again() -> No
 async def test_an_answer_that_is_not_read_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_client, "UNREAD", 5)
     trial = Trial()
-    trial.lives.rise()
     ids, box = trial.submit(2)
     _, other = trial.submit()
     for _ in range(5):
