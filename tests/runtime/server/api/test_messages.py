@@ -42,26 +42,23 @@ def _chat(**fields: Any) -> ChatRequest:
 
 def test_a_conversation_of_blocks_is_one_of_messages() -> None:
     cached, no = {"cache_control": {"type": "ephemeral"}}, [{"type": "text", "text": "no"}]
+    call = {"name": "weather", "input": {"city": "Paris"}}
+    said = [
+        {"type": "thinking", "thinking": "t", "signature": "s"},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "text", "text": "b"},
+        {"type": "tool_use", "id": "c1", **call},
+    ]
+    results = [
+        {"type": "tool_result", "tool_use_id": "c1", "content": "wet"},
+        {"type": "tool_result", "tool_use_id": "c2", "is_error": True, "content": no},
+        {"type": "text", "text": "so?"},
+        {"type": "document", "source": {"type": "text", "data": "doc"}},
+    ]
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "a", **cached}]},
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "thinking", "thinking": "t", "signature": "s"},
-                {"type": "redacted_thinking", "data": "x"},
-                {"type": "text", "text": "b"},
-                {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Paris"}},
-            ],
-        },
-        {
-            "role": "user",
-            "content": [
-                {"type": "tool_result", "tool_use_id": "c1", "content": "wet"},
-                {"type": "tool_result", "tool_use_id": "c2", "is_error": True, "content": no},
-                {"type": "text", "text": "so?"},
-                {"type": "document", "source": {"type": "text", "data": "doc"}},
-            ],
-        },
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": results},
         {"role": "user", "content": "and?"},
     ]
     system = [
@@ -69,7 +66,7 @@ def test_a_conversation_of_blocks_is_one_of_messages() -> None:
         {"type": "text", "text": "be", **cached},
         {"type": "text", "text": "kind"},
     ]
-    call = {"name": "weather", "arguments": {"city": "Paris"}}
+    made = {"name": "weather", "arguments": {"city": "Paris"}}
     assert normalise(_chat(messages=messages, system=system).messages) == [
         {"role": "system", "content": "be\n\nkind"},
         {"role": "user", "content": "a"},
@@ -77,7 +74,7 @@ def test_a_conversation_of_blocks_is_one_of_messages() -> None:
             "role": "assistant",
             "content": "b",
             "reasoning_content": "t",
-            "tool_calls": [{"id": "c1", "type": "function", "function": call}],
+            "tool_calls": [{"id": "c1", "type": "function", "function": made}],
         },
         {"role": "tool", "tool_call_id": "c1", "content": "wet"},
         {"role": "tool", "tool_call_id": "c2", "content": "Error: no\n\nso?\ndoc"},
