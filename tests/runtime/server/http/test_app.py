@@ -9,14 +9,12 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
-import httpx
 import pytest
 import zstandard
 from fastapi import Request
 
 from spark_engine.runtime.engine.request import Event
 from spark_engine.runtime.server.http import bodies as module
-from spark_engine.runtime.server.http.app import create_app
 from spark_engine.runtime.server.http.endpoints import Endpoints
 from spark_engine.runtime.server.http.routes import ROUTES
 from spark_engine.runtime.server.operation.keys import Keyring
@@ -27,24 +25,17 @@ from tests.runtime.server.api.api_client import ApiClient
 KEY = "Secret-clé"
 
 
-def _client(key: str | None = None) -> httpx.AsyncClient:
-    served = service(FakeClient(), None)
-    transport = httpx.ASGITransport(create_app(Endpoints(served), Keyring(None, key)))
-    return httpx.AsyncClient(transport=transport, base_url="http://x")
-
-
 OPENS = (f"Bearer {KEY}", f"bearer {KEY}", f"BEARER  {KEY} ")
 WRONG = [f"Bearer {key}" for key in (KEY[:-1], KEY + "x", KEY.lower(), KEY.upper(), "")]
 WRONG += [f"Basic {KEY}", f"Bearer{KEY}", KEY, "Bearer", ""]
 
 
 @pytest.mark.parametrize("given", [*OPENS, *WRONG, None])
-async def test_only_the_whole_key_opens(given: str | None) -> None:
-    headers = {} if given is None else {"Authorization": given.encode()}
-    async with _client(KEY) as client:
-        assert (await client.get("/health", headers=headers)).status_code == 200
-        status = (await client.get("/v1/models", headers=headers)).status_code
-    assert status == (200 if given in OPENS else 401)
+def test_only_the_whole_key_opens(given: str | None) -> None:
+    head: Any = {} if given is None else {"authorization": given.encode()}
+    server = ApiClient(keys=Keyring(None, KEY))
+    assert server.get("/health", **head).status_code == 200
+    assert server.get("/v1/models", **head).status_code == (200 if given in OPENS else 401)
 
 
 async def _parts(
@@ -64,7 +55,7 @@ async def test_a_body_over_the_limit_is_refused_before_or_while_it_comes(
     monkeypatch.setattr(module, "MAX_BODY", 1000)
 
     async def ask(content: Any, **headers: str) -> tuple[int, str]:
-        async with _client() as client:
+        async with ApiClient().http() as client:
             answer = await client.post("/v1/completions", content=content, headers=headers)
             return answer.status_code, answer.json()["error"]["message"]
 
@@ -82,7 +73,7 @@ async def test_large_bodies_share_their_memory_and_small_ones_always_fit(
     monkeypatch.setattr(module, "MAX_BODY", 1000)
 
     came, gate = asyncio.Event(), asyncio.Event()
-    async with _client() as client:
+    async with ApiClient().http() as client:
         ask = partial(client.post, "/v1/completions")
         first = asyncio.ensure_future(ask(content=_parts(10, 90, came, gate)))
         await came.wait()
