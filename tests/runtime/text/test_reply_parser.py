@@ -8,24 +8,11 @@ import pytest
 from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.reply_parts import Delta, Kind
+from tests.runtime.text.reply_cuts import tool
 
 R, C = Kind.REASONING, Kind.CONTENT
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "parameters": {
-                "properties": {
-                    "city": {"type": "string"},
-                    "days": {"type": "integer"},
-                    "hours": {"anyOf": [{"type": "array"}, {"type": "null"}]},
-                    "zip": {"type": ["string", "null"]},
-                }
-            },
-        },
-    }
-]
+HOURS = {"anyOf": [{"type": "array"}, {"type": "null"}]}
+TOOLS = [tool("weather", city={"type": "string"}, days={"type": "integer"}, hours=HOURS)]
 ONE = (
     "<tool_call>\n<function=weather>\n<parameter=city>\nPa\nris\n</parameter>\n"
     "<parameter=days>\n3\n</parameter>\n<parameter=hours>\n[1, 2]\n</parameter>\n"

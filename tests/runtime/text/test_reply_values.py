@@ -8,6 +8,7 @@ import pytest
 from spark_engine.runtime.text.reply_formats import marks
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.reply_parts import Kind
+from tests.runtime.text.reply_cuts import tool
 from tests.runtime.text.test_reply_parser import collect
 
 HEAD = "<tool_call>\n<function=write>\n<parameter=path>\n"
@@ -15,12 +16,7 @@ TAIL = "\n</parameter>\n</function>\n</tool_call>"
 CALL = "<tool_call>\n<function=free>\n<parameter=any>\n1" + TAIL
 
 
-def _tool(name: str, **properties: Any) -> dict[str, Any]:
-    schema = {"type": "object", "properties": properties}
-    return {"type": "function", "function": {"name": name, "parameters": schema}}
-
-
-TOOLS = [_tool("write", path={"type": "string"}, n={"type": "integer"}), _tool("free")]
+TOOLS = [tool("write", path={"type": "string"}, n={"type": "integer"}), tool("free")]
 TOOLS[0]["function"]["parameters"]["additionalProperties"] = True
 
 
@@ -127,13 +123,8 @@ def test_a_string_streams_unless_it_may_have_ended() -> None:
     def said(text: str, *places: int) -> str:
         return "".join(delta.text for delta in parser.push(text, places))
 
-    assert [said(text) for text in ("a", " <b>", "\n", "c", "</par")] == [
-        "a",
-        " <b>",
-        "",
-        "\\nc",
-        "",
-    ]
+    pieces = {"a": "a", " <b>": " <b>", "\n": "", "c": "\\nc", "</par": ""}
+    assert {text: said(text) for text in pieces} == pieces
     assert said("ent>") == "</parent>"
     at = len(HEAD) + len("a <b>\nc</parent>")
     assert said("</tool_call>", at) + said(" and") == ""
