@@ -265,13 +265,8 @@ def replies() -> list[Reply]:
         head = HEAD.replace("\n", "") if i % 2 else HEAD
         ends = (ENDS[(i + k) % len(ENDS)] for k in (0, 5, 10))
         found += [Reply(head + value + end, ends=bool((i + k) % 5)) for k, end in enumerate(ends)]
-    found += [
-        Reply(
-            OBJECT + value + ENDS_OF_OBJECT[(i + k) % len(ENDS_OF_OBJECT)],
-            form="hermes",
-            ends=k != 1,
-        )
-        for i, value in enumerate(STRINGS)
-        for k in range(2)
-    ]
+    for i, value in enumerate(STRINGS):
+        for k in range(2):
+            text = OBJECT + value + ENDS_OF_OBJECT[(i + k) % len(ENDS_OF_OBJECT)]
+            found.append(Reply(text, form="hermes", ends=k != 1))
     return [*found, *OTHERS]

@@ -72,16 +72,9 @@ PIECES = [
     "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n"
     "</tool_call>",
 ]
-DRAWN = st.fixed_dictionaries(
-    {
-        "thinking": st.booleans(),
-        "tools": st.booleans(),
-        "fresh": st.booleans(),
-        "parallel": st.booleans(),
-        "tokens": st.booleans(),
-        "form": st.sampled_from(["qwen3_coder", "hermes", "none"]),
-    }
-)
+SWITCHES = dict.fromkeys(("thinking", "tools", "fresh", "parallel", "tokens"), st.booleans())
+FORMS = st.sampled_from(["qwen3_coder", "hermes", "none"])
+DRAWN = st.fixed_dictionaries({**SWITCHES, "form": FORMS})
 
 
 @given(

@@ -95,11 +95,8 @@ def test_the_servers_budget_holds_where_a_request_says_nothing() -> None:
 
 def test_options_reach_the_template_with_the_clients_own() -> None:
     found = Thinking.of({"reasoning_effort": "none"}, {"preserve_thinking": True})
-    assert found.options == {
-        "preserve_thinking": True,
-        "enable_thinking": False,
-        "reasoning_effort": "none",
-    }
+    off = {"enable_thinking": False, "reasoning_effort": "none"}
+    assert found.options == {"preserve_thinking": True, **off}
     assert "enable_thinking" not in Thinking.of({"reasoning_effort": "low"}).options
 
 

@@ -120,12 +120,10 @@ def test_a_chat_streamed_is_the_whole(server: Running) -> None:
     assert whole.choices[0].finish_reason == "length"
     assert usage is not None and usage.completion_tokens == 60
     assert usage.total_tokens == usage.prompt_tokens + 60
-    chunks = list(
-        server.client.chat.completions.create(
-            model="fake", messages=USER, max_completion_tokens=60,
-            stream=True, stream_options={"include_usage": True},
-        )
-    )  # fmt: skip
+    body: Any = {"messages": USER, "max_completion_tokens": 60, "stream": True}
+    options = {"include_usage": True}
+    create = server.client.chat.completions.create
+    chunks = list(create(model="fake", stream_options=options, **body))
     deltas = [c.choices[0].delta for c in chunks if c.choices]
     assert deltas[0].role == "assistant"
     reasoning = [getattr(d, "reasoning_content", None) or "" for d in deltas]
@@ -159,9 +157,8 @@ def test_completions_whole_and_streamed_with_every_prompt_form(server: Running) 
         answer = client.completions.create(model="fake", prompt=prompt, max_tokens=30, n=2)
         assert [c.index for c in answer.choices] == list(range(2 * count))
         texts = {i: "" for i in range(2 * count)}
-        for chunk in client.completions.create(
-            model="fake", prompt=prompt, max_tokens=30, n=2, stream=True
-        ):
+        body: Any = {"prompt": prompt, "max_tokens": 30, "n": 2, "stream": True}
+        for chunk in client.completions.create(model="fake", **body):
             texts[chunk.choices[0].index] += chunk.choices[0].text
         assert [c.text for c in answer.choices] == list(texts.values())
         assert len(texts[0]) > 20
@@ -258,9 +255,7 @@ def test_a_client_that_leaves_frees_its_slot(server: Running, stream: bool) -> N
             response.close()
         else:
             with pytest.raises(httpx.ReadTimeout):
-                client.send(client.build_request(
-                    "POST", request.url, json=body, timeout=httpx.Timeout(60, read=0.3)
-                ))  # fmt: skip
+                client.post(request.url, json=body, timeout=httpx.Timeout(60, read=0.3))
     wait(lambda: server.metric("spark:num_requests_running") == 0, "all have ended")
     assert server.metric(STEPS) - steps < 480, "they ran to their end"  # 500 steps take 10 s
     assert server.metric("spark:free_slots") == fake_engine.SLOTS
@@ -408,9 +403,8 @@ def _refused(url: str) -> bool:
 
 def test_the_drain_has_a_deadline(tokenizer_folder: Path) -> None:
     with _server(tokenizer_folder, drain_timeout_s=0.3) as server:
-        chunks = server.client.completions.create(
-            model="fake", prompt="SLOW", max_tokens=500, stream=True
-        )
+        body: Any = {"prompt": "SLOW", "max_tokens": 500, "stream": True}
+        chunks = server.client.completions.create(model="fake", **body)
         next(iter(chunks))
         server.process.terminate()
         reasons = [c.choices[0].finish_reason for c in chunks]
@@ -465,14 +459,8 @@ def test_the_engine_process_starts_in_any_folder(tmp_path: Path) -> None:
     clone.mkdir()
     (clone / "__init__.py").write_text("raise ImportError('taken from the current folder')")
     command = [*worker_command(tmp_path / "none", EngineOptions()), f"ipc://{tmp_path}/socket"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
-        input="",
-        text=True,
-        timeout=60,
-    )
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    how: Any = {"stderr": subprocess.PIPE, "input": "", "text": True, "timeout": 60}
+    done = subprocess.run(command, cwd=tmp_path, env=env, **how)
     assert "current folder" not in done.stderr
     assert done.returncode in (0, 2), "it ran: no engine, or no parent any more"

@@ -87,14 +87,6 @@ def _lane(pool: WorkerPool, name: str) -> Any:
     return next(lane for lane in pool.lanes if lane.name == name)
 
 
-def test_a_body_is_read(run: Run, pool: WorkerPool) -> None:
-    found, blobs = run(pool.run(contract.JobKind.CHAT, _body()))
-    assert isinstance(found, contract.Prepared) and len(found.prompts) == 1 and len(blobs) == 1
-    assert found.params.max_tokens == 2 and len(blobs[0]) % 4 == 0
-    long, _ = run(pool.run(contract.JobKind.CHAT, _body(size=limits.SMALL_BODY)))
-    assert isinstance(long, contract.Prepared)
-
-
 @pytest.mark.parametrize("size", [0, limits.SMALL_BODY])
 async def test_a_template_without_an_end_is_ended(pool: WorkerPool, size: int) -> None:
     with pytest.raises(
