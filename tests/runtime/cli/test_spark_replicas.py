@@ -81,8 +81,8 @@ def _run(*words: str) -> Result:
 
 def test_replicas_are_placed_served_and_removed(placing: Placing) -> None:
     assert _run("--replicas", "3").exit_code == 0
-    begun, plan, *others = placing.done
-    assert (begun, others) == ("cluster", ["served", "removed"])
+    first, plan, *others = placing.done
+    assert (first, others) == ("cluster", ["served", "removed"])
     assert (plan.least, plan.gpus, plan.target) == (3, 2.0, 64.0)
     assert plan.follows == ("gpus", "target") and plan.known
     _run("--ray", "auto")
