@@ -160,7 +160,7 @@ def test_launches_of_the_embedded_model_are_timed_and_predicted(
     words = [str(tmp_path / "engine"), str(TINY), "--per-launch", "--out", str(tmp_path / "t.json")]
     asked = ["--rows", "1,8", "--drafts", "1", "--prefill", "128", "--ctx", "128", "--steps", "4"]
     time_step.main([*words, *asked])
-    time_step.main([*words, "--rows", "8", "--drafts", "1", "--ctx", "128", "--drawn"])
+
     drawn = ["--out", str(tmp_path / "o.json"), "--rows", "8", "--ctx", "128"]
     overlap.main([*words[:2], *drawn])
     (found,) = json.loads((tmp_path / "o.json").read_text())

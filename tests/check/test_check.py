@@ -186,6 +186,16 @@ def test_an_engine_with_a_block_drafter_names_its_remedy(
         build_twin(checkpoint, like, tmp_path, _quiet, True)
 
 
+def test_an_altered_block_shows_among_rounded_activations(
+    fp8: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Where whole runs are merely alike, the node by itself is not excused."""
+    checkpoint, engine = fp8
+    tensor = "layers.1.self_attn.o_proj.weight"
+    bad = corrupt(engine, tensor, tmp_path / "bad", _zero_a_block)
+    assert "layers.1.self_attn" in _first(run_check(bad, checkpoint, ("op",), QUIET), "op")
+
+
 def test_engine_against_engine(nvfp4: tuple[Path, Path], tmp_path: Path) -> None:
     bad = corrupt(nvfp4[1], "lm_head.weight", tmp_path / "bad", lambda d: d[::-1])
     assert run_check(nvfp4[1], nvfp4[1], ("model",), QUIET).passed

@@ -127,6 +127,18 @@ def test_the_op_level_leads_and_the_others_follow(
     assert report.first.startswith("layers.0.linear_attn.out_proj (prefill ")
 
 
+def test_what_a_node_does_not_write_is_poison(built: tuple[Path, Path, Fake], engine: Fake) -> None:
+    """A kernel that does not write its output must not return the old contents."""
+
+    def lazy(name: str, results: list[Any]) -> None:
+        if name == "layers.0.linear_attn.out_proj.y":
+            results[0].view(np.uint16)[1:] = 0xFFFF  # what the poison was
+
+    engine.spoil = lazy
+    report = _op(built[1], built[0])
+    assert report.headlines[0].startswith("layers.0.linear_attn.out_proj: fp8_linear NaN")
+
+
 def test_a_lazy_kernel_does_not_pass_on_what_lay_there(
     built: tuple[Path, Path, Fake], engine: Fake
 ) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.expected_tensors import Expected, expected_tensors, usual
-from spark_engine.models.checkpoint.files import open_checkpoint
 from spark_engine.models.checkpoint.layout import Layout
 from spark_engine.models.checkpoint.quant_table import declarations, quant_table
 from spark_engine.models.families.registry import family_of, read_config
@@ -65,23 +64,6 @@ def test_published_shapes() -> None:
     assert table[f"{p}self_attn.q_proj.weight"].shapes == ((8192, 2048),)
     assert table[f"{p}mlp.gate.weight"].shapes == ((256, 2048),)
     assert table["lm_head.weight"].shapes == ((248320, 1024),)
-
-
-@pytest.mark.parametrize("moe", [False, True])
-@pytest.mark.parametrize("format", FORMATS)
-def test_the_table_is_what_the_writer_writes(tmp_path: Path, format: str, moe: bool) -> None:
-    prefix = "model.language_model." if moe else "model."
-    write_checkpoint(tmp_path, format=format, moe=moe, prefix=prefix)
-    model, tensors = open_model(tmp_path), open_checkpoint(tmp_path).tensors
-    table = model.expected
-    assert {e.name for e in usual(table)} == set(tensors)
-
-
-@pytest.mark.parametrize("prefix", ["model.", "model.language_model."])
-@pytest.mark.parametrize("experts", ["split", "fused"])
-def test_layouts(tmp_path: Path, prefix: str, experts: str) -> None:
-    write_checkpoint(tmp_path, moe=True, prefix=prefix, experts=experts)
-    assert open_model(tmp_path).layout == Layout(prefix, experts == "fused")
 
 
 @pytest.mark.parametrize("prefix", ["", "model.", "model.language_model.", "language_model."])

@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 
 from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.quant_schemes import Scheme
-from spark_engine.models.checkpoint.tensor_list import Experts, linears
+from spark_engine.models.checkpoint.tensor_list import Experts
 from spark_engine.models.families.registry import family_of
 from spark_engine.models.graph.mlp import Mixture
 from spark_engine.models.open_model import open_model
-from spark_engine.models.weights.operands import Projection, _per_row, expert_operands, projection
+from spark_engine.models.weights.operands import _per_row, expert_operands
 from spark_engine.models.weights.recipes import Recipe, constant
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.tensors import Array
 from tests.checkpoint_files import FORMATS
-from tests.checkpoints import Written, write_checkpoint
+from tests.checkpoints import write_checkpoint
 from tests.quantisers import e2m1_values
 
 F32 = NDArray[np.float32]
@@ -56,26 +56,6 @@ def _values(scheme: Scheme, operands: list[Array]) -> F32:
         values: F32 = ((groups - zero) * scale).reshape(*groups.shape[:-2], -1)
         return values * operands[2][..., None]
     return _unpacked(operands[0], operands[1]) * operands[2][..., None]
-
-
-def _check(model: Model, written: Written, module: str, p: Projection) -> None:
-    name = model.layout.file_name(module)
-    operands = [_read(model, r) for r in (p.weight, *p.scales.values())]
-    assert all(a.dtype == np.float32 for a in operands[2:])
-    values = _values(p.scheme, operands)
-    if p.input_scale is not None:
-        scale = _read(model, p.input_scale)
-        assert scale.shape == () and float(scale) == pytest.approx(written.input_scales[name])
-        values = values / scale if p.scheme is Scheme.NVFP4_A4 else values
-    np.testing.assert_allclose(values, written.values[f"{name}.weight"], rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_projections(tmp_path: Path, format: str) -> None:
-    written = write_checkpoint(tmp_path, {"num_hidden_layers": 4}, format, split_scales=True)
-    model = open_model(tmp_path)
-    for module in (linear.module for linear in linears(model.rows)):
-        _check(model, written, module, projection(model, module, model.table[module]))
 
 
 def _experts(model: Model, layer: int) -> Experts:
