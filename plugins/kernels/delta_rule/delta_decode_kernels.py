@@ -83,7 +83,8 @@ class Problem:
         """Bytes of `Round`."""
         ahead, values = self.drafts + self.tile, heads * self.value_dim
         most = ages + ahead if shape.chunked else self.ring
-        floats = (ages + ahead) * (values + self.key_dim + heads) + ahead * heads * most
+        near = ages + (ahead if self.tile > 1 else 1)  # of keys and deltas
+        floats = near * (values + self.key_dim) + (ages + ahead + ahead * most) * heads
         floats += 16 * self.key_dim * shape.chunked  # operands
         token = 2 * self.key_dim + values * (2 if self.fused else 1)
         floats += self.tile * (token + 2 * heads * (-(-(most - 1) // 4) * 4 + 4))

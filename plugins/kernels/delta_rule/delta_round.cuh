@@ -2,17 +2,19 @@
 // rates, decays and the dot products of its keys and queries with the keys before them.
 //
 // All is by position, counted from `done` (docs/graph.md): entry i of a window is position
-// done - MAX_LAG + i. Records are read before griddepcontrol.wait (PDL): none that this round
-// writes is live. The order of every sum is that of delta_decode_fma.cu.
+// done - MAX_LAG + i; of one token's keys and deltas start - MAX_LAG + i, and a fold from before
+// reads the older ones in memory: it is rare, and shared memory bounds the blocks. Records are read
+// before griddepcontrol.wait (PDL): none that this round writes is live. The order of every sum is that of delta_decode_fma.cu.
 // Macros: those of delta_decode_parts.cuh, DRAFTS, TILE (most tokens of a row).
 #pragma once
 #include "delta_rule/delta_decode_parts.cuh"
 
 constexpr int AHEAD = DRAFTS + TILE;  // positions from `done` on that a round may meet
 constexpr int WINDOW = MAX_LAG + AHEAD;
-constexpr int ROWS = G * VD;                   // value rows of this block
-constexpr int LANE_ROWS = (ROWS + 127) / 128;  // of them fours that a lane has
-constexpr int COLUMNS = TAPS + DRAFTS;         // of the convolution's state
+constexpr int NEAR = MAX_LAG + (TILE > 1 ? AHEAD : 1);  // entries of keys and deltas
+constexpr int ROWS = G * VD;                            // value rows of this block
+constexpr int LANE_ROWS = (ROWS + 127) / 128;           // of them fours that a lane has
+constexpr int COLUMNS = TAPS + DRAFTS;                  // of the convolution's state
 
 // The most age of a record that a token's sums have: CHUNKED: no token of the round folds.
 constexpr int MOST_AGE = CHUNKED ? WINDOW - 1 : MAX_LAG;
@@ -29,8 +31,8 @@ struct Round {
   alignas(128) char state[WARPS][STAGES][CHUNK];
   u64 full[WARPS][STAGES];
 #endif
-  alignas(16) float deltas[WINDOW][ROWS];
-  float keys[WINDOW][KD];
+  alignas(16) float deltas[NEAR][ROWS];
+  float keys[NEAR][KD];
   float c[TILE][LOCAL];  // q, k, v by token; then q and k normalised, and o where v was
 #if FUSED
   float gate[TILE][ROWS];  // norm weight * silu(z)
@@ -49,7 +51,7 @@ struct Place {
   float* ring_out;
   int start, tokens, done, base;
   DEVICE int behind() const { return start - done; }  // accepted tokens that are not folded
-  DEVICE int entry(int position) const { return position - done + MAX_LAG; }
+  DEVICE int entry(int position) const { return position - (TILE > 1 ? done : start) + MAX_LAG; }
 };
 
 // The position before which the stored rows of a fold group are, and the group's phase at `done`.
@@ -92,15 +94,17 @@ DEVICE void fetch_records(Round& s, const Place& p, int head) {
   for (int n = 0; n < (MAX_LAG + DRAFTS + WARPS - 1) / WARPS; n++) {  // a warp has a record
     const int i = n * WARPS + warp, position = oldest + i;
     if (i >= MAX_LAG + DRAFTS || position < p.base || position >= p.start) continue;
+    const int entry = p.entry(position);
+    if (entry < 0) continue;
     const float* record = p.ring + record_at(position);
 #pragma unroll
     for (int e = lane * 4; e < KD; e += 128)
-      copy_async(&s.keys[i][e], record + KEYS_AT + head / R * KD + e);
+      copy_async(&s.keys[entry][e], record + KEYS_AT + head / R * KD + e);
 #pragma unroll
     for (int u = 0; u < LANE_ROWS; u++) {
       const int row = (u * 32 + lane) * 4;
       if (row < ROWS && position >= since[u])
-        copy_async(&s.deltas[i][row], record + head * VD + row);
+        copy_async(&s.deltas[entry][row], record + head * VD + row);
     }
   }
   commit_copies();
@@ -121,7 +125,7 @@ DEVICE void make_rates(Round& s, const Place& p, const act* ba, const float* a_l
     const int j = i / G, mine = i % G, h = head + mine;
     const float b = widen(ba[(i64)j * 2 * HV + h]), a = widen(ba[(i64)j * 2 * HV + HV + h]);
     const float g = __fmul_rn(-expf(a_log[h]), softplus(a + dt_bias[h]));
-    s.g[mine][p.entry(p.start + j)] = g;
+    s.g[mine][MAX_LAG + p.behind() + j] = g;
     s.products[j][mine][0].beta = sigmoid(b);
     p.ring_out[record_at(p.start + j) + DECAYS_AT + h] = g;
   }

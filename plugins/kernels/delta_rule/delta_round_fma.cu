@@ -26,14 +26,18 @@ struct Cursor {
   float* delta;               // of its row
   const float* decay;
 };
-DEVICE Cursor cursor(Round& s, int first, int lane) {
+DEVICE Cursor cursor(Round& s, const Place& p, int first, int lane) {
   const int in = lane % LANES, upper = in / (LANES / 2), head = first / VD;
   // Of its sums a lane gets that of row u, by the key or, in the upper half, by the query.
   const int u = in * 2 * ACCESSES / LANES % ACCESSES;
   const int row = first + u * ACCESS_ROWS + lane / LANES;
   const float* q = &s.c[0][in * EPL];
-  return {upper ? q : q + KD,    upper ? q + KD : q,      &s.products[0][head][upper],
-          &s.c[0][2 * KD + row], &s.deltas[MAX_LAG][row], &s.decay[0][head][0]};
+  return {upper ? q : q + KD,
+          upper ? q + KD : q,
+          &s.products[0][head][upper],
+          &s.c[0][2 * KD + row],
+          s.deltas[p.entry(p.done)] + row,
+          &s.decay[0][head][0]};
 }
 // sum += x y if lag > n: ptxas would make a product and a move of what C++ says.
 DEVICE void add_if(int lag, int n, float x, float y, float& sum) {
@@ -69,10 +73,8 @@ DEVICE void delta_rule(const Cursor& at, const uint4 (&raw)[ACCESSES], int lag, 
   __syncwarp();
 }
 // The chunk after the i-th position from `done`.
-DEVICE void fold(const Round& s, uint4 (&raw)[ACCESSES], const float* decay, int first, int i,
-                 int lag, int lane) {
-  const float* keys = &s.keys[MAX_LAG + i][lane % LANES * EPL];
-  const float* deltas = &s.deltas[MAX_LAG + i][first + lane / LANES];
+DEVICE void fold(const Round& s, uint4 (&raw)[ACCESSES], const float* decay, int first, int head,
+                 const Place& p, int i, int lag, int lane) {
   float x[ACCESSES][EPL];
 #pragma unroll
   for (int r = 0; r < ACCESSES; r++) {
@@ -82,14 +84,20 @@ DEVICE void fold(const Round& s, uint4 (&raw)[ACCESSES], const float* decay, int
   }
 #pragma unroll 1
   for (int n = 0; n <= lag; n++) {  // the records by age, then the position's own
-    const int back = n < lag ? n + 1 : 0;
+    const int position = p.done + i - (n < lag ? n + 1 : 0), entry = p.entry(position);
+    const float* keys = s.keys[entry];
+    const float* deltas = s.deltas[entry] + first;
+    if (TILE == 1 && entry < 0) {
+      const float* record = p.ring + record_at(position);
+      keys = record + KEYS_AT + head / R * KD, deltas = record + head * VD + first;
+    }
     const float grown = n < lag ? decay[n] : 1.f;
     float key[EPL], delta[ACCESSES];
-    take(key, keys - back * KD);
-    if constexpr (ACCESS_ROWS == 1 && ACCESSES % 4 == 0) take(delta, deltas - back * ROWS);
+    take(key, keys + lane % LANES * EPL);
+    if constexpr (ACCESS_ROWS == 1 && ACCESSES % 4 == 0) take(delta, deltas);
     else
 #pragma unroll
-      for (int r = 0; r < ACCESSES; r++) delta[r] = deltas[r * ACCESS_ROWS - back * ROWS];
+      for (int r = 0; r < ACCESSES; r++) delta[r] = deltas[r * ACCESS_ROWS + lane / LANES];
 #pragma unroll
     for (int r = 0; r < ACCESSES; r++) {
       const float d = grown * delta[r];
@@ -106,7 +114,7 @@ DEVICE void go_over(Round& s, uint4 (&raw)[ACCESSES], int first, int head, const
   const int behind = p.behind();
   int phase = phase_of(p, head, first), lag = p.done - since_of(p, head, first);
   bool folded = false;
-  Cursor at = cursor(s, first, lane);
+  Cursor at = cursor(s, p, first, lane);
 #pragma unroll 1
   for (int i = 0; i < behind + p.tokens; i++) {
     if (i >= behind) {
@@ -115,7 +123,7 @@ DEVICE void go_over(Round& s, uint4 (&raw)[ACCESSES], int first, int head, const
     }
     lag++;
     if (phase == MAX_LAG || p.done + i == 0) {
-      fold(s, raw, at.decay, first, i, lag - 1, lane);
+      fold(s, raw, at.decay, first, head, p, i, lag - 1, lane);
       lag = 0, folded = true;
     }
     at.delta += ROWS, at.decay += G * RECORDS;
