@@ -21,7 +21,6 @@ HEADER, WIDTH = 15, 100  # lines of the comment at the top of a CUDA file; colum
 # CUDA functions that stay long, and why.
 LONG = {
     "gdn_decode": "it decides the time of a step; split by phase it takes up to 4 registers more",
-    "gdn_round": "as gdn_decode, token by token of a round",
 }
 _BEGIN = re.compile(r'^( *)(?:template\b.*|extern "C".*|__global__\b.*|DEVICE\b.*)')
 _NAME = re.compile(r"(\w+)\((?<!__launch_bounds__\()")

@@ -1,6 +1,5 @@
 """The CUDA side of `gdn_decode` and `gated_delta_step`: one kernel, the second without convolution
-and norm; either with a replay ring or without. With drafts another kernel, of the same shapes, has
-a round's tokens.
+and norm; either with a replay ring or without, of one token or of a round's.
 
 Knows the kernel's shapes: how value rows are cut into chunks, how many blocks share a head, what
 fits in shared memory. A state's output is its input's memory.
@@ -23,11 +22,8 @@ ARGS = (
     " gdn_state gdn_state_out gdn_ring? gdn_ring_out? norm_weight? slots starts counts scales?"
     " y? q0? s0? q1? s1? readers? offset"
 )
-EARLY = Early(begins=True, lets=True)
-DECODE = Kernel("gdn_decode", ARGS, early=EARLY)
-ROUND = Kernel("gdn_round", ARGS, source="delta_rule/delta_round_fma.cu", early=EARLY)
+DECODE = Kernel("gdn_decode", ARGS, early=Early(begins=True, lets=True))
 COPIES = 2  # quantised copies that one launch writes at most
-ROUND_WARPS = 16  # of a multiprocessor, so that a round has 128 registers
 RESERVED = 1024  # bytes of shared memory that a block takes in addition
 
 
@@ -69,26 +65,15 @@ class Problem:
     def shared(self, shape: HeadBlocks) -> int:
         """Bytes of the kernel's `Shared`, its alignment included."""
         heads, ages = self.heads(shape), max(self.ring - 1, 0)
-        values = heads * self.value_dim
-        if self.drafts:
-            return self._round(shape, heads, ages)
-        floats = 2 * self.key_dim + values * (3 if self.fused else 2) + 4 * heads + 4
-        floats += ages * (values + self.key_dim + 3 * heads)
-        return self._staged(shape) + 4 * floats + 256
-
-    def _staged(self, shape: HeadBlocks) -> int:
-        return shape.warps * shape.stages * (self.accesses * 512 + 8)
-
-    def _round(self, shape: HeadBlocks, heads: int, ages: int) -> int:
-        """Bytes of `Round`."""
         ahead, values = self.drafts + self.tile, heads * self.value_dim
-        most = ages + ahead if shape.chunked else self.ring
+        most = ages + ahead if shape.chunked else max(self.ring, 1)
         near = ages + (ahead if self.tile > 1 else 1)  # of keys and deltas
         floats = near * (values + self.key_dim) + (ages + ahead + ahead * most) * heads
         floats += 16 * self.key_dim * shape.chunked  # operands
         token = 2 * self.key_dim + values * (2 if self.fused else 1)
-        floats += self.tile * (token + 2 * heads * (-(-(most - 1) // 4) * 4 + 4))
-        return self._staged(shape) + 4 * floats + 256
+        floats += self.tile * (token + 2 * heads * (max(-(-(most - 1) // 4), 1) * 4 + 4))
+        staged = shape.warps * shape.stages * (self.accesses * 512 + 8)
+        return staged + 4 * floats + 256
 
     @staticmethod
     def of(node: Node) -> Problem:
@@ -157,7 +142,7 @@ def plan(node: Node, shape: HeadBlocks) -> Plan:
     # Several blocks read a key head's channels, which the last of them shifts.
     if p.fused and not p.drafts and p.repeat > p.heads(shape):
         node = node.with_scratch(readers=Scratch(p.rows * p.key_heads * 4, zeroed=True))
-    launch = (ROUND if p.drafts else DECODE).launch(
+    launch = DECODE.launch(
         node,
         (p.key_heads * p.repeat // p.heads(shape), p.rows),
         32 * shape.warps,
@@ -170,11 +155,10 @@ def plan(node: Node, shape: HeadBlocks) -> Plan:
 
 
 def _macros(p: Problem, shape: HeadBlocks, node: Node) -> dict[str, float]:
-    most = ROUND_WARPS // shape.warps if p.drafts else shape.blocks
     resident = (node.target.shared_bytes + RESERVED) // (p.shared(shape) + RESERVED)
     return {
         "ACT_F32": p.single,
-        "BLOCKS": max(1, min(shape.blocks, resident, most)),
+        "BLOCKS": max(1, min(shape.blocks, resident)),
         "CHUNKED": shape.chunked,
         "COPIES": p.copies,
         "DRAFTS": p.drafts,

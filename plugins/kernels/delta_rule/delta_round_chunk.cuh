@@ -1,6 +1,6 @@
-// delta_round_fma.cu in chunk form: all tokens of a round at once. Of 16 rows of the state S, which
-// fold together, a warp computes S k and S q of each token by mma.sync, adds the records before the
-// round, and then goes token by token over the round's own deltas:
+// delta_decode_fma.cu in chunk form: all tokens of a round at once. Of 16 rows of the state S,
+// which fold together, a warp computes S k and S q of each token by mma.sync, adds the records
+// before the round, and then goes token by token over the round's own deltas:
 //   delta_j = beta_j (v_j - d S k_j - sum over n before j of d_nj (k_n k_j) delta_n),
 //   o_j = d S q_j + sum over n up to j of d_nj (k_n q_j) delta_n,
 // where d, d_nj are the decays from the state, and from n, to j. S folds once, before it is stored.
@@ -9,13 +9,13 @@
 // 16 rows x 8 elements; lane (g, t) has four elements from 4 t on of rows g and g + 8. Right: keys
 // and queries of tokens in turn. H200, 4 tokens: benchmarks/log/delta_rule/delta_round_chunk.md.
 #pragma once
-#include "delta_rule/delta_round.cuh"
+#include "delta_rule/delta_decode_parts.cuh"
 
 static_assert(STATE_BYTES == 4 && LANES >= 4 && TILE <= 4 && WINDOW <= 32 && !STAGES,
               "the plan must refuse");
 
 // S k and S q of token t, of row g, then of row g + 8.
-DEVICE void multiply_state(float (&c)[4], const Round& s, const uint4 (&raw)[ACCESSES], int lane) {
+DEVICE void multiply_state(float (&c)[4], const Shared& s, const uint4 (&raw)[ACCESSES], int lane) {
   float sums[3][4] = {};  // apart: a product waits for the one before it
 #pragma unroll
   for (int n = 0; n < LANES / 4; n++) {
@@ -39,7 +39,8 @@ DEVICE void multiply_state(float (&c)[4], const Round& s, const uint4 (&raw)[ACC
   for (int i = 0; i < 4; i++) c[i] = sums[0][i] + (sums[1][i] + sums[2][i]);
 }
 // The chunk after entry `last`; it holds all entries before `since`.
-DEVICE void fold(const Round& s, uint4 (&raw)[ACCESSES], int first, int since, int last, int lane) {
+DEVICE void fold(const Shared& s, uint4 (&raw)[ACCESSES], int first, int since, int last,
+                 int lane) {
   const float* decay = s.decay[last - MAX_LAG][first / VD];
   float x[ACCESSES][EPL];
 #pragma unroll
@@ -65,8 +66,8 @@ DEVICE void fold(const Round& s, uint4 (&raw)[ACCESSES], int first, int since, i
   for (int i = 0; i < ACCESSES; i++) raw[i] = packed(x[i]);
 }
 // The round over a chunk, which goes to `to` if it has to be stored; then the next chunk.
-DEVICE void go_over(Round& s, uint4 (&raw)[ACCESSES], int first, int head, const Place& p, char* to,
-                    const char* next, int lane) {
+DEVICE void go_over(Shared& s, uint4 (&raw)[ACCESSES], int first, int head, const Place& p,
+                    char* to, const char* next, int lane) {
   const int t = lane % 4, j = min(t, TILE - 1), row = first + lane / 4, mine = first / VD;
   const int since = p.entry(since_of(p, head, first)), start = p.entry(p.start);
   const int behind = p.behind(), phase = phase_of(p, head, first) + behind;

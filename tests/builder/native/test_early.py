@@ -215,7 +215,6 @@ def test_every_early_kernel_has_the_macro() -> None:
         "ranks/reduce_norm_peer",
         "gemm/linear_small_n_cluster_sm90",
         "delta_rule/delta_decode_fma",
-        "delta_rule/delta_round_fma",
         "moe/moe_norm_fma",
         "rowwise/act_quant_fma",
         "rowwise/norm_quant_fma",

@@ -199,11 +199,13 @@ def test_a_prefill_has_the_bits_of_its_parts(case: Case, bench: cuda_node.Bench)
 @pytest.mark.kernels
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("state", [DType.F32, DType.BF16, DType.F16])
-@pytest.mark.parametrize("ring", [False, True])
+@pytest.mark.parametrize(("tile", "drafts", "ring"), [(1, 0, 0), (1, 0, 8), (1, 3, 8), (4, 3, 8)])
 def test_decode_kernels_compile_without_spills(
-    target: Target, state: DType, ring: bool, cache: Path
+    target: Target, state: DType, tile: int, drafts: int, ring: int, cache: Path
 ) -> None:
-    case = fused("27B", 4, "fp8", state, 8 * ring)
+    inner = replace(served("27B", 4, state, ring), tile=tile, drafts=drafts)
+    launch = fused_cases.Launch(inner, "fp8", keep=0)
+    case = Case("", launch.attrs, launch.inputs)
     accepted = list(cuda_node.planned(gdn_decode.OP, case, target))
     assert accepted
     for work in accepted:

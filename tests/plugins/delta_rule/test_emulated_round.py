@@ -1,5 +1,6 @@
-"""Rounds of drafts on the host, thread by thread, against the reference and against single tokens;
-what is not read is NaN, outputs before the launch too."""
+"""Decode rows on the host, thread by thread: single tokens of engines without drafts and rounds of
+drafts against the reference, rounds against single tokens too. What is not read is NaN, outputs
+before the launch too."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,10 +11,11 @@ import pytest
 
 from spark_engine.kernel import H200, Tactic
 from spark_engine.op import Attrs, Case, Op
-from spark_engine.plugins.ops.delta_rule import gdn_decode
+from spark_engine.plugins.ops.delta_rule import gated_delta, gdn_decode
 from spark_engine.tensors import Array
 from tests.plugins import cuda_node, emulated
 from tests.plugins.cases.delta_rule import gdn_decode as gdn_decode_cases
+from tests.plugins.cases.seeded import seeded
 from tests.plugins.delta_rule import test_rounds as rounds
 
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
@@ -21,25 +23,37 @@ OP = gdn_decode.OP
 TACTICS = {t.name: t for t in OP.cuda.tactics}
 AT_ONCE = [name for name in TACTICS if "chunk" in name]  # a round's tokens; the others one by one
 ROUNDS = gdn_decode_cases.ROUNDS
-TRIED = [(n, case) for n in TACTICS for case in (ROUNDS if n in AT_ONCE else ROUNDS[::9])]
+# Without drafts: rings of 0, 2, 8 and 16 records, of both ops; states of f32, bf16 and f16.
+FORMS = [f"{ring}{form}" for ring in ("", "ring of 8, ") for form in ("rows", "bf16", "f16 state")]
+FORMS += ["ring of 2, rows", "ring of 16, rows"]
+SINGLE = [(op, c) for op in (OP, gated_delta.STEP) for c in seeded(op) if c.label in FORMS]
+TRIED = [(OP, n, case) for n in TACTICS for case in (ROUNDS if n in AT_ONCE else ROUNDS[::9])]
+TRIED += [(o, t.name, c) for o, c in SINGLE for t in o.cuda.tactics if t.name not in AT_ONCE]
 
 
-def run(tactic: Tactic, attrs: Attrs, arrays: tuple[Array, ...], cache: Path) -> list[Array]:
-    specs = cuda_node.specs_of(OP, attrs, arrays)
+def run(
+    tactic: Tactic, attrs: Attrs, arrays: tuple[Array, ...], cache: Path, op: Op = OP
+) -> list[Array]:
+    specs = cuda_node.specs_of(op, attrs, arrays)
     if (reason := tactic.refuse(attrs, specs, H200)) is not None:
         pytest.skip(reason)
-    return emulated.results(OP, tactic.name, attrs, arrays, H200, cache)
+    return emulated.results(op, tactic.name, attrs, arrays, H200, cache)
 
 
-@pytest.mark.parametrize(("tactic", "case"), TRIED, ids=lambda x: getattr(x, "label", x))
-def test_a_round(tactic: str, case: Case, cache: Path) -> None:
+def name_of(x: Op | Case | str) -> str:
+    return x if isinstance(x, str) else x.label if isinstance(x, Case) else x.name
+
+
+@pytest.mark.parametrize(("op", "tactic", "case"), TRIED, ids=name_of)
+def test_it_is_the_reference(op: Op, tactic: str, case: Case, cache: Path) -> None:
     arrays = case.inputs(np.random.default_rng(1))
-    got = tuple(run(TACTICS[tactic], case.attrs, arrays, cache))
-    want = tuple(o.copy() for o in OP.reference(case.attrs, arrays))
+    found = next(t for t in op.cuda.tactics if t.name == tactic)
+    got = tuple(run(found, case.attrs, arrays, cache, op))
+    want = tuple(o.copy() for o in op.reference(case.attrs, arrays))
     assert case.ignore is not None
     for made in (got, want):
         case.ignore(made)
-    limits, states = OP.tolerance(case.attrs), OP.aliases(case.attrs)
+    limits, states = op.tolerance(case.attrs), op.aliases(case.attrs)
     for index, (g, w) in enumerate(zip(got, want, strict=True)):
         label = f"{tactic}/{case.label} output {index}"
         cuda_node.compare(label, g, w, limits, index not in states)

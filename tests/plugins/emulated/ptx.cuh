@@ -232,7 +232,7 @@ void __stcg(T* to, T value) {
 }
 #define __ldcs __ldcg
 #define __stcs __stcg
-inline void add_if(int lag, int n, float x, float y, float& sum) {  // of delta_round_fma.cu
+inline void add_if(int lag, int n, float x, float y, float& sum) {  // of delta_decode_fma.cu
   if (lag > n) sum = fmaf(x, y, sum);
 }
 inline u32 __funnelshift_l(u32 low, u32 high, int by) {

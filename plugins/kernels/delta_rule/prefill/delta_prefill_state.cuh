@@ -1,6 +1,6 @@
 // The scan's state, of its three forms: how it is read and stored, and with RING how it is caught
 // up from the replay ring (replay_ring.py). DRAFTS: before that the folds are made that rounds have
-// left, with the sums of a step (delta_round_fma.cu) in their order.
+// left, with the sums of a step (delta_decode_fma.cu) in their order.
 #pragma once
 #include "delta_rule/prefill/delta_prefill_scan.cuh"
 
