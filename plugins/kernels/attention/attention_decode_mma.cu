@@ -33,21 +33,7 @@ DEVICE void list_rows(Block& b, const int* slots, const int* starts, const int* 
       row.chunk = chunk_tokens(row.length);
       n = chunks_of(row.length, row.chunk);
     }
-    int sum = n;
-#pragma unroll
-    for (int s = 1; s < 32; s <<= 1) {
-      int other = __shfl_up_sync(~0u, sum, s);
-      if (lane >= s) sum += other;
-    }
-    if (lane == 31) chunks[warp] = sum;
-    __syncthreads();
-    row.before = total + sum - n;
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) {
-      int other = chunks[w];
-      total += other;
-      if (w < warp) row.before += other;
-    }
+    row.before = count_before(n, total, chunks, warp, lane);
     if (r < rows) list[r] = row;
     __syncthreads();
   }
@@ -71,56 +57,12 @@ DEVICE WorkItem item_at(int index, const Row* list, int rows) {
   return u;
 }
 
-// A warp's tiles of a work item: tile i begins at position begin + 16·(warp + i·WARPS).
-struct TileStream {
-  const u8 *keys, *values;
-  const int* pages;
-  u32 ring;
-  int first, tiles, stored, head, lane, ids;
-
-  DEVICE int position(int i) const { return first + 16 * WARPS * i; }
-  DEVICE void load(int i) {
-    if ((i & 31) == 0) {  // the ids of the next 32 tiles, one a lane
-      int ahead = i + lane;
-      ids = ahead < tiles ? pages[position(ahead) / PAGE] : 0;
-    }
-    i64 from = page_offset(__shfl_sync(~0u, ids, i & 31), head, position(i));
-    u32 to = ring + (i % STAGES) * 2 * TILE;
-#pragma unroll
-    for (int n = 0; n < ROW / 32; n++) {
-      int at = n * 32 + lane, r = at / (ROW / 16), c = at % (ROW / 16);
-      bool there = position(i) + r < stored;
-      copy_async(to + swizzled<ROW>(r, c), keys + from + at * 16, there ? 16 : 0);
-      copy_async(to + TILE + swizzled<ROW>(r, c), values + from + at * 16, there ? 16 : 0);
-    }
-  }
-  // Copies the new token into tile i, if it is in it, where cp.async wrote zeros.
-  DEVICE void patch(int i, u8* arena, const u8* fresh) const {
-    int r = stored - position(i);
-    if (r < 0 || r >= 16) return;
-    u8* to = arena + (i % STAGES) * 2 * TILE;
-    for (int at = lane; at < 2 * (ROW / 16); at += 32) {
-      int which = at / (ROW / 16), c = at % (ROW / 16);
-      *reinterpret_cast<uint4*>(to + which * TILE + swizzled<ROW>(r, c)) =
-          *reinterpret_cast<const uint4*>(fresh + which * ROW + c * 16);
-    }
-    __syncwarp();
-  }
-};
-
 // This warp's tiles of work item `u`; starts the copies of the first ones.
-DEVICE TileStream start_stream(Block& b, const WorkItem& u, const u8* keys, const u8* values,
-                               const int* pages, int warp, int lane) {
-  int first = u.begin + 16 * warp;
-  int tiles = first < u.end ? (u.end - first + 16 * WARPS - 1) / (16 * WARPS) : 0;
-  TileStream stream{keys,  values, pages,        shared_address(b.arena[warp]),
-                    first, tiles,  u.length - 1, u.head / GROUPS_OF_KV,
-                    lane,  0};
-#pragma unroll
-  for (int i = 0; i < STAGES; i++) {
-    if (i < tiles) stream.load(i);
-    commit_copies();
-  }
+DEVICE TileStream start_item(Block& b, const WorkItem& u, const u8* keys, const u8* values,
+                             const int* pages, int warp) {
+  TileStream stream = stream_of(b.arena[warp], keys, values, pages, u.begin, u.end, u.length - 1,
+                                u.head / GROUPS_OF_KV, warp, 0);
+  stream.start();
   return stream;
 }
 
@@ -176,6 +118,27 @@ DEVICE void prepare(Block& b, const WorkItem& u, const u16* qkv, const Constants
   }
 }
 
+// The merge after work item `index`, which is of a row of several chunks. Counters of a row and its
+// group of heads: arrived FANs, then the arrived chunks of each.
+DEVICE void merge_row(Block& b, const WorkItem& u, int index, float scale, const Out& out,
+                      float4* sums, float2* tallies, int* arrivals) {
+  const i64 first = index - (i64)u.chunk * HEAD_GROUPS;
+  const int group = u.chunk / FAN, groups = (u.chunks + FAN - 1) / FAN;
+  int* counters = arrivals + (u.row * HEAD_GROUPS + u.head) * (FAN + 1);
+  int count = min(FAN, u.chunks - group * FAN), step = 1;
+  i64 at = first + (i64)group * FAN * HEAD_GROUPS;
+  if (!arrive_last(b, counters + 1 + group, count)) return;
+#pragma unroll 1
+  while (true) {
+    const bool last = step > 1 || groups == 1;
+    merge_parts<(WARPS > 4 ? 2 : 1)>(QUADS, step, scale, out, sums, tallies, [&](int i) {
+      return Merge{u, i, i < QUADS ? count : 0, at, last};
+    });
+    if (last || !arrive_last(b, counters, groups)) return;
+    count = groups, step = FAN, at = first;
+  }
+}
+
 DYNAMIC_SHARED(paged_decode, sizeof(Block));
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -198,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   // The previous launch does not write earlier positions: they are loaded before the wait.
   if (index < items) {
     u = item_at(index, b.rows, rows);
-    stream = start_stream(b, u, keys, values, page_table + (i64)u.slot * most_pages, warp, lane);
+    stream = start_item(b, u, keys, values, page_table + (i64)u.slot * most_pages, warp);
   }
   wait_and_let_next_begin();
   while (index < items) {
@@ -208,38 +171,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       prepare(b, u, qkv, constants, kv_scale, keys, values, stream.pages, warp, lane);
     }
     __syncthreads();
-    Queries<true> q;
-    load_queries(q, b.queries, lane);
     float log2_scale = 1.44269504f * rsqrtf((float)D) * (KV_FP8 ? kv_scale[0] : 1.0f);
     Softmax x = {};
-    x.top[0] = x.top[1] = minus_infinity();
-    for (int i = 0; i < stream.tiles; i++) {
-      wait_copies<STAGES - 1>();
-      __syncwarp();
-      stream.patch(i, b.arena[warp], &b.fresh[0][0]);
-      attend(x, stream.ring + (i % STAGES) * 2 * TILE, q, u.end - stream.position(i), log2_scale,
-             lane);
-      __syncwarp();
-      if (i + STAGES < stream.tiles) stream.load(i + STAGES);
-      commit_copies();
-    }
+    attend_tiles(x, stream, b, log2_scale, warp, lane);
     wait_copies<0>();
     uint2 gate = u.chunks == 1 ? gate_of(u, qkv, threadIdx.x) : uint2{};
-    store_sums(b, x, warp, 0, lane);
+    store_sums(b, x, warp, lane);
     __syncthreads();
     WorkItem done = item_at(index, b.rows, rows);  // again: cheaper than registers through the loop
-    const i64 at = index, first = at - (i64)done.chunk * HEAD_GROUPS;
+    const int at = index;
     float scale = KV_FP8 ? kv_scale[1] : 1.0f;
-    merge_warps(b, done, 0, scale, out, gate, sums + at * QUADS, tallies + at * GQA_GROUP * 2);
+#pragma unroll 1  // its registers would add to those of the loop over tokens
+    for (int i = threadIdx.x; i - lane < QUADS; i += THREADS) {
+      uint2 next = done.chunks == 1 ? gate_of(done, qkv, i + THREADS) : uint2{};
+      merge_warps(b, done, 0, i, scale, out, gate, sums + (i64)at * QUADS,
+                  tallies + (i64)at * GQA_GROUP * 2);
+      gate = next;
+    }
     __syncthreads();
     index += gridDim.x;
     if (index < items) {  // the next item's tiles are loaded while this one's chunks are merged
       u = item_at(index, b.rows, rows);
-      stream = start_stream(b, u, keys, values, page_table + (i64)u.slot * most_pages, warp, lane);
+      stream = start_item(b, u, keys, values, page_table + (i64)u.slot * most_pages, warp);
     }
-    if (done.chunks > 1) {
-      merge_row(b, done, scale, out, sums + first * QUADS, tallies + first * GQA_GROUP * 2,
-                arrivals);
-    }
+    if (done.chunks > 1) merge_row(b, done, at, scale, out, sums, tallies, arrivals);
   }
 }

@@ -14,27 +14,32 @@
 #define QUERIES 1
 #define TOKENS 1
 #define READERS WARPS
+#define TEAM 1
+#define STEP_TILES 1
 #define MERGE_BATCH 1
 #define CHUNK_STRIDE HEAD_GROUPS  // places of partial sums from a chunk to the next
 #endif
 
-constexpr int TILE = 16 * ROW;           // bytes of 16 tokens' keys
-constexpr int RING = STAGES * 2 * TILE;  // bytes of one warp's ring
-constexpr int PITCH = D + 8;             // elements of a query row: rows in distinct banks
-constexpr int WIDE = D + 4;              // floats of an accumulator row, likewise
-constexpr int COLUMNS = 8;               // heads of a group, padded to n8
+constexpr int TILE = 16 * ROW;  // bytes of 16 tokens' keys
+constexpr int WEIGHTS = 1024;  // bytes of a team's weights of a tile: where its keys are, or behind
+constexpr int SLOT = STEP_TILES * (2 * TILE + (TEAM > STEP_TILES ? WEIGHTS : 0));  // a step
+constexpr int RING = STAGES * SLOT;
+constexpr int REFERENCES = TEAM > 1 ? (3 * STEP_TILES + 1) * 128 : 0;  // of a team, behind its ring
+constexpr int PITCH = D + 8;  // elements of a query row: rows in distinct banks
+constexpr int WIDE = D + 4;   // floats of an accumulator row, likewise
+constexpr int COLUMNS = 8;    // heads of a group, padded to n8
 constexpr int FAN = 8;
 static_assert(MOST_CHUNKS <= FAN * FAN, "groups of FAN chunks are merged by one more merge");
 constexpr int QUADS = GQA_GROUP * (D / 4);  // pieces of four dimensions of a group's heads
-constexpr int THREADS = 32 * WARPS, MERGED = WARPS > 4 && TOKENS == 1 ? 2 : 1;  // pieces unrolled
+constexpr int THREADS = 32 * WARPS;
 constexpr int ITEMS_PER_WARP = (GQA_GROUP + 2 + WARPS - 1) / WARPS;
 static_assert(GQA_GROUP <= COLUMNS && PAGE >= 16 && (PAGE & (PAGE - 1)) == 0, "unsupported sizes");
 constexpr int MERGE = COLUMNS * WIDE * 4;
 constexpr int SUMS = MERGE_BATCH * MERGE;
-constexpr int WEIGHTS = QUERIES > 1 ? 512 * QUERIES * (STAGES > 2 ? 2 : 1) : 0;  // of a team
-constexpr int LOOP_BYTES = RING + WEIGHTS;
-constexpr int ARENA =
-    LOOP_BYTES > SUMS ? LOOP_BYTES : SUMS;  // of a reader: its ring, then its sums
+constexpr int ARENA = (RING > SUMS ? RING : SUMS) + REFERENCES;  // of a reader: its ring or sums
+constexpr int N = (QUERIES * GQA_GROUP + 7) / 8;     // pieces of eight columns of a team
+constexpr int SHARERS = TEAM / STEP_TILES;           // warps of a team that score one tile
+constexpr int SCORED = (N + SHARERS - 1) / SHARERS;  // pieces that each scores
 
 struct Row {
   int before, slot, length, chunk;  // chunks of the rows before it; tokens of its chunks
@@ -42,14 +47,36 @@ struct Row {
 
 struct Block {
   u8 arena[READERS][ARENA];
-  u16 queries[QUERIES * COLUMNS][PITCH];
+  u16 queries[TEAM > 1 ? 8 * SCORED * SHARERS : GQA_GROUP][PITCH];
   u8 fresh[TOKENS * 2][ROW];                     // the new tokens' keys and values, as stored
   float2 tally[MERGE_BATCH * READERS][COLUMNS];  // (maximum, sum) of a warp
   float scales[4];                               // of the quantised copies
-  int last;
-  Row rows[1];  // and one more, for the total
+  int last, items;                               // work items of a round
+  int visible, queries_now;  // of a round's work item: positions that the first of its queries sees
+  Row rows[1];               // and one more, for the total of one token's
 };
 static_assert(sizeof(Block) <= SHARED, "SHARED is the size of Block");
+
+// Of a block's threads, the sum of `n` over those before this one, and `total` before, to which it
+// adds them all. `sums`: of the warps.
+DEVICE int count_before(int n, int& total, int* sums, int warp, int lane) {
+  int sum = n;
+#pragma unroll
+  for (int s = 1; s < 32; s <<= 1) {
+    int other = __shfl_up_sync(~0u, sum, s);
+    if (lane >= s) sum += other;
+  }
+  if (lane == 31) sums[warp] = sum;
+  __syncthreads();
+  int before = total + sum - n;
+#pragma unroll
+  for (int w = 0; w < WARPS; w++) {
+    int other = sums[w];
+    total += other;
+    if (w < warp) before += other;
+  }
+  return before;
+}
 
 struct WorkItem {
   int row, chunk, chunks, head, slot, length, begin, end;
@@ -96,74 +123,90 @@ DEVICE void add_scaled(float4& sum, const float4& x, float by) {
   sum.z = fmaf(x.z, by, sum.z), sum.w = fmaf(x.w, by, sum.w);
 }
 
-// The block's sums over its readers (place `slot` of their arenas): to the result if the row has
-// one chunk, else to scratch memory.
-DEVICE void merge_warps(Block& b, const WorkItem& u, int slot, float scale, const Out& out,
+// Piece i of the block's sums over its readers (place `slot` of their arenas): to the result if the
+// row has one chunk, else to scratch memory.
+DEVICE void merge_warps(Block& b, const WorkItem& u, int slot, int i, float scale, const Out& out,
                         uint2 gate, float4* sums, float2* tallies) {
-#pragma unroll 1  // its registers would add to those of the loop over tokens
-  for (int i = threadIdx.x; i - lane_id() < QUADS; i += THREADS) {
-    uint2 next = u.chunks == 1 ? gate_of(u, out.qkv, i + THREADS) : uint2{};
-    int column = min(i / (D / 4), GQA_GROUP - 1), d = i % (D / 4) * 4;
-    float top = minus_infinity(), total = 0.0f;
+  int column = min(i / (D / 4), GQA_GROUP - 1), d = i % (D / 4) * 4;
+  float top = minus_infinity(), total = 0.0f;
 #pragma unroll
-    for (int w = 0; w < READERS; w++) top = fmaxf(top, b.tally[slot * READERS + w][column].x);
-    float4 sum = {};
+  for (int w = 0; w < READERS; w++) top = fmaxf(top, b.tally[slot * READERS + w][column].x);
+  float4 sum = {};
 #pragma unroll
-    for (int w = 0; w < READERS; w++) {
-      float2 tally = b.tally[slot * READERS + w][column];
-      float by = tally.x > minus_infinity() ? exp2_fast(tally.x - top) : 0.0f;
-      total = fmaf(tally.y, by, total);
-      const float* rows = reinterpret_cast<const float*>(b.arena[w] + slot * MERGE);
-      add_scaled(sum, *reinterpret_cast<const float4*>(rows + column * WIDE + d), by);
-    }
-    if (u.chunks == 1) {  // 0: an inert row
-      store_output(out, u, i, sum, total > 0.0f ? __fdividef(scale, total) : 0.0f, gate, i < QUADS);
-    } else if (i < QUADS) {
-      sums[i] = sum;
-      if (d == 0) tallies[2 * column] = make_float2(top, total);
-    }
-    gate = next;
+  for (int w = 0; w < READERS; w++) {
+    float2 tally = b.tally[slot * READERS + w][column];
+    float by = exp2_fast(tally.x - top);
+    total = fmaf(tally.y, by, total);
+    const float* rows = reinterpret_cast<const float*>(b.arena[w] + slot * MERGE);
+    add_scaled(sum, *reinterpret_cast<const float4*>(rows + column * WIDE + d), by);
+  }
+  if (u.chunks == 1) {  // 0: an inert row
+    store_output(out, u, i, sum, total > 0.0f ? __fdividef(scale, total) : 0.0f, gate, i < QUADS);
+  } else if (i < QUADS) {
+    sums[i] = sum;
+    if (d == 0) tallies[2 * column] = make_float2(top, total);
   }
 }
 
-// The sum of `count` parts at distances of `step` chunks, in ascending order: to the result if
-// `last`, else to the place of the first part. The second half of a tally is the group's.
-DEVICE void merge_parts(const WorkItem& u, int count, int step, float scale, const Out& out,
-                        float4* sums, float2* tallies, bool last) {
+// A piece of a query's sums to be merged: `count` parts (0: nothing), the first of them at place
+// `at`; to the result if `last`, else to the place of the first part.
+struct Merge {
+  WorkItem u;
+  int piece, count;
+  i64 at;
+  bool last;
+};
+
+// Merges each thread's pieces, `AT_ONCE` in flight. Parts are at distances of `step` chunks, in
+// ascending order; the second half of a tally is the group's. `find`: the merge of piece i.
+template <int AT_ONCE, class Find>
+DEVICE void merge_parts(int pieces, int step, float scale, const Out& out, float4* sums,
+                        float2* tallies, const Find& find) {
   const i64 stride = (i64)step * CHUNK_STRIDE;
   const int half = step > 1;
-  uint2 gate = last ? gate_of(u, out.qkv, threadIdx.x) : uint2{};
-#pragma unroll MERGED
-  for (int i = threadIdx.x; i - lane_id() < QUADS; i += THREADS) {
-    uint2 next = last ? gate_of(u, out.qkv, i + THREADS) : uint2{};
-    int at = min(i, QUADS - 1), column = at / (D / 4);
-    float2 tally[FAN];
-    float4 part[FAN];
+#pragma unroll 1
+  for (int i = forget(threadIdx.x); i - lane_id() < pieces; i += AT_ONCE * THREADS) {
+    Merge m[AT_ONCE];
+    uint2 gate[AT_ONCE];
+    float2 tally[AT_ONCE][FAN];
+    float4 part[AT_ONCE][FAN];
 #pragma unroll
-    for (int c = 0; c < FAN; c++) {
-      tally[c] = make_float2(minus_infinity(), 0.0f), part[c] = float4{};
-      if (c < count) {
-        tally[c] = __ldcg(&tallies[(c * stride * GQA_GROUP + column) * 2 + half]);
-        part[c] = __ldcg(&sums[c * stride * QUADS + at]);
+    for (int n = 0; n < AT_ONCE; n++) {
+      m[n] = find(i + n * THREADS);
+      const int at = min(m[n].piece, QUADS - 1), column = at / (D / 4);
+      gate[n] = m[n].last && m[n].count > 0 ? gate_of(m[n].u, out.qkv, m[n].piece) : uint2{};
+#pragma unroll
+      for (int c = 0; c < FAN; c++) {
+        tally[n][c] = make_float2(minus_infinity(), 0.0f), part[n][c] = float4{};
+        const i64 chunk = m[n].at + c * stride;
+        if (c < m[n].count) {
+          tally[n][c] = __ldcg(&tallies[(chunk * GQA_GROUP + column) * 2 + half]);
+          part[n][c] = __ldcg(&sums[chunk * QUADS + at]);
+        }
       }
     }
-    float top = minus_infinity(), total = 0.0f;
-    float4 sum = {};
 #pragma unroll
-    for (int c = 0; c < FAN; c++) top = fmaxf(top, tally[c].x);
+    for (int n = 0; n < AT_ONCE; n++) {
+      float top = minus_infinity(), total = 0.0f;
+      float4 sum = {};
 #pragma unroll
-    for (int c = 0; c < FAN; c++) {
-      float by = exp2_fast(tally[c].x - top);
-      total = fmaf(tally[c].y, by, total);
-      add_scaled(sum, part[c], by);
+      for (int c = 0; c < FAN; c++) top = fmaxf(top, tally[n][c].x);
+#pragma unroll
+      for (int c = 0; c < FAN; c++) {
+        float by = exp2_fast(tally[n][c].x - top);
+        total = fmaf(tally[n][c].y, by, total);
+        add_scaled(sum, part[n][c], by);
+      }
+      const int at = m[n].piece;
+      const bool live = at < QUADS && m[n].count > 0;
+      if (m[n].last) {
+        store_output(out, m[n].u, at, sum, __fdividef(scale, total), gate[n], live);
+      } else if (live) {
+        sums[m[n].at * QUADS + at] = sum;
+        const i64 group = (m[n].at * GQA_GROUP + at / (D / 4)) * 2 + 1;
+        if (at % (D / 4) == 0) tallies[group] = make_float2(top, total);
+      }
     }
-    if (last) {
-      store_output(out, u, i, sum, __fdividef(scale, total), gate, i < QUADS);
-    } else if (i < QUADS) {
-      sums[at] = sum;
-      if (at % (D / 4) == 0) tallies[2 * column + 1] = make_float2(top, total);
-    }
-    gate = next;
   }
 }
 
@@ -177,19 +220,4 @@ DEVICE bool arrive_last(Block& b, int* counter, int expected) {
   }
   __syncthreads();
   return b.last;
-}
-
-// The merge after a work item of a row of several chunks. `sums`, `tallies`: of the row's first
-// chunk. Counters of a row and its group of heads: arrived FANs, then the arrived chunks of each.
-DEVICE void merge_row(Block& b, const WorkItem& u, float scale, const Out& out, float4* sums,
-                      float2* tallies, int* arrivals) {
-  int group = u.chunk / FAN, groups = (u.chunks + FAN - 1) / FAN;
-  int count = min(FAN, u.chunks - group * FAN);
-  int* counters = arrivals + (u.row * HEAD_GROUPS + u.head) * (FAN + 1);
-  if (!arrive_last(b, counters + 1 + group, count)) return;
-  const i64 first = (i64)group * FAN * HEAD_GROUPS;
-  merge_parts(u, count, 1, scale, out, sums + first * QUADS, tallies + first * GQA_GROUP * 2,
-              groups == 1);
-  if (groups == 1 || !arrive_last(b, counters, groups)) return;
-  merge_parts(u, groups, FAN, scale, out, sums, tallies, true);
 }

@@ -51,21 +51,7 @@ DEVICE void list_runs(Block& b, const int* slots, const int* starts, const int* 
       if (slot >= 0) start = starts[r], live = counts[r];
       for_runs(start, live, [&](const Run& run) { n += chunks_of(run.length, run.size); });
     }
-    int sum = n;
-#pragma unroll
-    for (int s = 1; s < 32; s <<= 1) {
-      int other = __shfl_up_sync(~0u, sum, s);
-      if (lane >= s) sum += other;
-    }
-    if (lane == 31) chunks[warp] = sum;
-    __syncthreads();
-    int before = total + sum - n;
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) {
-      int other = chunks[w];
-      total += other;
-      if (w < warp) before += other;
-    }
+    int before = count_before(n, total, chunks, warp, lane);
     if (r < rows) {
       Row* to = list + r * RUNS;
       for_runs(start, live, [&](const Run& run) {
@@ -76,7 +62,7 @@ DEVICE void list_runs(Block& b, const int* slots, const int* starts, const int* 
     }
     __syncthreads();
   }
-  if (threadIdx.x == 0) list[rows * RUNS].before = total;
+  if (threadIdx.x == 0) b.items = total * HEAD_GROUPS;
   __syncthreads();
 }
 

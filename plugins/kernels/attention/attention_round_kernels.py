@@ -1,8 +1,7 @@
 """The tactics of decode attention: rows of one token, and rounds of drafts of two to eight.
 
-Each is one launch. A round's sums have one token's order. A team of warps reads one copy of a tile
-of keys for several queries, the most that registers and shared memory allow. Sizes mirror `struct
-Block` of attention_merge.cuh and `Weights` of attention_warp_team.cuh.
+Each is one launch. A round's sums have one token's order. A team of warps reads one copy of the
+keys for as many queries as it has columns for. Sizes mirror `struct Block` of attention_merge.cuh.
 """
 
 from dataclasses import dataclass, replace
@@ -33,11 +32,12 @@ from spark_engine.plugins.tuning import sm_90a, sm_121a
 from spark_engine.plugins.tuning.sizes import FAN, Chunks
 
 ROUNDED = Kernel("paged_round", ARGS, source="attention/attention_round_mma.cu")
-RUN_LIST_BYTES = 11 << 10  # of a block's shared memory, for its list of runs
-TEAM_STAGES = {1: (), 2: (4, 3), 4: (6, 4, 3)}  # tiles of a team's ring; the first that fits
-TEAM_MIN_DIM = 128  # dimensions of a head of a team, at least
+TEAMS = (4, 2)  # warps of a team; the first that a block has registers for
+MIN_SHARE = 32  # dimensions of the values of a team's warp, at least
+MIN_TOKEN = 128  # bytes of a token's key of a team, at least
 WHY = "nodes of one token or of a round that no fusion takes, and --no-fuse"
-WEIGHTS = 512  # bytes of a team for each query; twice that if values lag by a tile
+WEIGHTS = 1024  # bytes of a team's weights of a tile that several warps score
+REFERENCES = 128  # bytes of a float of each column
 
 
 def runs_of(tile: int, queries: int) -> int:
@@ -46,19 +46,16 @@ def runs_of(tile: int, queries: int) -> int:
     return min(tile, -(-tile // queries) + 3)
 
 
-def queries_of(node: Node, size: Chunks) -> int:
-    """Queries that a team of warps shares: the most that read a row less often than half of them,
-    and for which there are registers and shared memory."""
-    s, target = sizes(node), node.target
-    return next(
-        n
-        for n in sorted(TEAM_STAGES, reverse=True)
-        if n == 1
-        or s.tile > n // 2
-        and s.dim >= TEAM_MIN_DIM
-        and n * size.warps <= most_warps(target)
-        and _shared(node, size, n) <= target.shared_bytes
+def team_of(s: Sizes, target: Target, most: int) -> tuple[int, int]:
+    """Warps of a team and queries of a run: a lane has a column, which is a head of a query."""
+    readers = readers_of(s, most)
+    team = next(
+        (n for n in TEAMS if n * readers <= most_warps(target) and s.dim >= MIN_SHARE * n),
+        1,
     )
+    if s.tile == 1 or token_bytes(s) < MIN_TOKEN or team == 1:
+        return 1, 1
+    return team, min(s.tile, COLUMNS * team // s.group)
 
 
 def refuse(node: Node, size: Chunks) -> str | None:
@@ -66,107 +63,118 @@ def refuse(node: Node, size: Chunks) -> str | None:
     s, target = sizes(node), node.target
     if s.tile > ROUND:
         return f"rows are of {s.tile} tokens, not of 1 to {ROUND}"
-    reason, shared = refuse_group(node, size), _shared(node, size, 1)
+    reason, shared = refuse_group(node, size), _shared(node, size)
     if reason is None and shared > target.shared_bytes:
         return f"{size.warps} warps take {shared} bytes of shared memory; {target.name} has less"
     return reason
 
 
-def _shared(node: Node, size: Chunks, queries: int) -> int:
-    """Bytes of shared memory of a block with teams of so many queries."""
-    s = sizes(node)
+def _shared(node: Node, size: Chunks) -> int:
+    """Bytes of shared memory of a block."""
+    s = grouped_sizes(node)
     if s.tile == 1:
         return one_token.shape(s, size.warps)[2] + ROW * node.dim("rows")
-    return _shape(s, node.target, size.warps, queries).shared + _listed(s, node, queries)
-
-
-def _listed(s: Sizes, node: Node, queries: int) -> int:
-    """Bytes of the list of runs."""
-    return ROW * node.dim("rows") * runs_of(s.tile, queries)
+    shape = _shape(s, node.target, size.warps, ROW * node.dim("rows"))
+    return shape.shared + shape.listed
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A block: rings of tiles, tiles of a ring, queries of a merge, bytes without the runs."""
+    """A block: readers and the warps of each; queries of a run; tiles that a team takes at once;
+    steps of a ring; queries of a merge; bytes without the list of runs, and those of the list."""
 
     readers: int
+    team: int
+    queries: int
+    step: int
     stages: int
     merge_batch: int
     shared: int
+    listed: int
+
+    @property
+    def warps(self) -> int:
+        return self.readers * self.team
+
+    def resident(self, target: Target, most: int) -> int:
+        """Blocks of a multiprocessor; the hardware reserves 1 KiB a block."""
+        by_warps = RESIDENT // (most if self.team == 1 else self.warps)
+        return max(
+            1, min(by_warps, (target.shared_bytes + 1024) // (self.shared + self.listed + 1024))
+        )
 
 
-def _shape(s: Sizes, target: Target, most: int, queries: int) -> Shape:
-    """The first form that leaves shared memory for the other blocks of a multiprocessor: deep rings
-    and all queries merged at once; else a single warp's ring and one query a merge."""
+def _shape(s: Sizes, target: Target, most: int, row_bytes: int) -> Shape:
+    """The first form that leaves shared memory for the other blocks of a multiprocessor: large
+    steps, deep rings and all queries merged at once; else the smallest. `row_bytes`: of the list,
+    for a run of each row."""
     token, readers = token_bytes(s), readers_of(s, most)
+    team, queries = team_of(s, target, most)
+    listed = row_bytes * runs_of(s.tile, queries)
 
-    def made(stages: int, merge_batch: int) -> Shape:
-        weights = WEIGHTS * queries * (1 + (stages > 2)) if queries > 1 else 0
-        arena = max(stages * 2 * 16 * token + weights, merge_batch * COLUMNS * (s.dim + 4) * 4)
-        heads = queries * COLUMNS * (s.dim + 8) * 2
+    def made(step: int, stages: int, merge_batch: int) -> Shape:
+        slot = step * (2 * 16 * token + (WEIGHTS if team > step else 0))
+        arena = max(stages * slot, merge_batch * COLUMNS * (s.dim + 4) * 4)
+        arena += REFERENCES * (3 * step + 1) if team > 1 else 0
+        columns = -(-queries * s.group // (COLUMNS * team // step)) * COLUMNS * team // step
+        heads = columns * (s.dim + 8) * 2
         rest = heads + 2 * s.tile * token + merge_batch * readers * COLUMNS * 8
-        return Shape(readers, stages, merge_batch, readers * arena + rest + 80)
+        shared = -(-(readers * arena + rest + 80) // 16) * 16
+        return Shape(readers, team, queries, step, stages, merge_batch, shared, listed)
 
-    alone = stages_alone(s)
-    blocks = max(1, RESIDENT // (readers * queries))
-    free = (target.shared_bytes + 1024) // blocks - 1024 - RUN_LIST_BYTES
-    deeper = TEAM_STAGES[queries] if target.large_shared else ()
-    forms = [made(stages, queries) for stages in (*deeper, alone)]
-    return next((f for f in forms if f.shared <= free), made(alone, 1))
+    blocks = max(1, RESIDENT // (readers * team))
+    free = (target.shared_bytes + 1024) // blocks - 1024 - listed
+    steps = [team >> n for n in range(3) if team >> n]
+    rings = (3, 2) if team > 1 else (stages_alone(s),)
+    forms = [made(n, ring, merged) for n in steps for ring in rings for merged in (queries, 1)]
+    return next((form for form in forms if form.shared <= free), forms[-1])
 
 
 def plan(node: Node, chunks: Chunks) -> Plan:
     """A grid of the resident blocks; scratch memory for the partial sums of every chunk."""
     s, rows, target = grouped_sizes(node), node.dim("rows"), node.target
-    queries = queries_of(node, chunks)
-    shape = _shape(s, target, chunks.warps, queries)
-    readers, shared = shape.readers, shape.shared
-    listed, runs = _listed(s, node, queries), runs_of(s.tile, queries)
-    blocks = _resident(target, chunks.warps, readers * queries, queries, shared + listed)
+    shape = _shape(s, target, chunks.warps, ROW * rows)
+    blocks, runs = shape.resident(target, chunks.warps), runs_of(s.tile, shape.queries)
     most_chunks = min(chunks.most, -(-node.dim("MP") * s.page // chunks.tokens))
     items = rows * runs * s.kv_heads * most_chunks
     macros = {
         **pages_macros(node, s.heads),
         "TOKENS": s.tile,
-        "QUERIES": queries,
-        "READERS": readers,
-        "WARPS": readers * queries,
+        "QUERIES": shape.queries,
+        "READERS": shape.readers,
+        "TEAM": shape.team,
+        "STEP_TILES": shape.step,
+        "WARPS": shape.warps,
         "STAGES": shape.stages,
         "MERGE_BATCH": shape.merge_batch,
         "CHUNK": chunks.tokens,
         "MOST_CHUNKS": chunks.most,
         "BLOCKS": blocks,
-        "SHARED": shared,
+        "SHARED": shape.shared,
         **epilogue(node),
     }
     sums = rows * s.tile * s.kv_heads * most_chunks * s.group
     node = with_sums(node, sums, rows * runs * s.kv_heads)
+    shared = shape.shared + shape.listed
     launch = ROUNDED.launch(
-        node, min(items, target.sms * blocks), 32 * readers * queries, macros, shared + listed,
+        node, min(items, target.sms * blocks), 32 * shape.warps, macros, shared,
         rows=rows, longest=node.dim("MP"),
     )  # fmt: skip
     return node.plan(launch)
 
 
-def _resident(target: Target, most: int, warps: int, queries: int, shared: int) -> int:
-    """Blocks of a multiprocessor; the hardware reserves 1 KiB a block."""
-    by_warps = RESIDENT // (most if queries == 1 else warps)
-    return max(1, min(by_warps, (target.shared_bytes + 1024) // (shared + 1024)))
-
-
 def cost(node: Node, size: Chunks) -> float:
     """Seconds, as of one token; every run reads its row again."""
     s, rows, target = grouped_sizes(node), node.dim("rows"), node.target
-    chunk, most, queries = size.tokens, size.warps, queries_of(node, size)
+    chunk, most = size.tokens, size.warps
     length = min(node.dim("MP") * s.page, TYPICAL)
     chunks = max(1, (length + chunk // 2) // chunk)
     merges = 3e-6 * ((chunks > 1) + (chunks > FAN))
-    shape = _shape(s, target, most, queries)
-    runs = -(-s.tile // queries)
+    shape = _shape(s, target, most, ROW * rows)
+    runs = -(-s.tile // shape.queries)
     latency = 9e-6 + 2.3e-6 * length / (16 * chunks * shape.readers)
     read = 2 * runs * rows * length * s.kv_heads * token_bytes(s) / (0.9 * target.bandwidth)
-    shared = shape.shared + _listed(s, node, queries)
-    blocks = _resident(target, most, shape.readers * queries, queries, shared)
+    blocks = shape.resident(target, most)
     rounds = runs * rows * s.kv_heads * chunks / (target.sms * blocks)
     return max(latency, read + 6.5e-6 * max(1.0, rounds)) + merges
 

@@ -4,19 +4,31 @@
 // Work: the chunks of a query depend on its own length alone, as for a row of one token. A run is
 // up to QUERIES neighbouring queries of a row with equal chunks; a work item is (run, chunk, kv
 // head). A query's bits are those of attention_decode_mma.cu with READERS warps.
-// Block: READERS rings of 16-token tiles; a team of QUERIES warps fills and reads each
+// Block: READERS rings of 16-token tiles; a team of TEAM warps fills and reads each
 // (attention_warp_team.cuh).
 // Append: a work item computes the keys and values of the round's positions in its chunk from the
 // activations, not from pages; the items of a row's last run store them.
-// Figures: 27B, e4m3 pages, 1k, T = 4, H200, one query a reader: 10 us at 1 row
+// Figures: 8 rows of 131k, 27B, e4m3 pages, T = 4, H200: 502 us, one token 481
 // (log/attention/attention_round_mma.md).
 // Macros: those of attention_kv_pages.cuh and attention_merge.cuh; TOKENS (of a row), QUERIES,
-// READERS, WARPS (QUERIES * READERS), STAGES, MERGE_BATCH (queries a merge), CHUNK, MOST_CHUNKS,
-// BLOCKS (of a multiprocessor), SHARED (bytes).
+// READERS, TEAM, STEP_TILES (tiles of a team's step), WARPS (TEAM * READERS), STAGES, MERGE_BATCH
+// (queries a merge), CHUNK, MOST_CHUNKS, BLOCKS (of a multiprocessor), SHARED (bytes).
 #define CHUNK_STRIDE 1
+#include "attention/attention_query_runs.cuh"
+#if TEAM > 1
 #include "attention/attention_warp_team.cuh"
+#else
+typedef Softmax TeamSums;
+DEVICE void attend_tiles(TeamSums& x, TileStream& stream, Block& b, float log2_scale, int reader,
+                         int, int lane) {
+  attend_tiles(x, stream, b, log2_scale, reader, lane);
+}
+DEVICE void store_query_sums(Block& b, const TeamSums& x, int reader, int, int, int lane) {
+  store_sums(b, x, reader, lane);
+}
+#endif
 
-static_assert(WARPS == QUERIES * READERS, "a warp for each query of each reader");
+static_assert(WARPS == TEAM * READERS && (TEAM > 1 || QUERIES == 1), "a team reads for a run");
 constexpr int BATCH = 4;  // heads that a warp loads at once
 
 // From the activations: the run's queries, and the round's keys and values of this chunk, to shared
@@ -54,7 +66,7 @@ DEVICE void prepare(Block& b, const Item& u, const u16* qkv, const float* q_norm
         rotate(h, rotation_at(place, inv_freq, lane), lane);
       }
       if (made < 0) {
-        put_query(b.queries[item / GQA_GROUP * COLUMNS + item % GQA_GROUP], h, lane);
+        put_query(b.queries[item], h, lane);
       } else {
         Stored s = encode(h, KV_FP8 ? kv_scale[which] : 1.0f);
         put(b.fresh[2 * t + which], s, lane);
@@ -67,21 +79,30 @@ DEVICE void prepare(Block& b, const Item& u, const u16* qkv, const float* q_norm
   }
 }
 
-// The block's sums over its readers, query by query: to the result if a query has one chunk, else
-// to scratch memory, which holds `parts` chunks of each query.
-DEVICE void merge_item(Block& b, const Item& done, Sums& x, float scale, const Out& out,
+static_assert(MERGE_BATCH == 1 || QUADS % 32 == 0, "a warp has pieces of one query");
+
+// The place of a query's chunk in scratch memory, which holds `parts` chunks of each query.
+DEVICE i64 place_of_chunk(const WorkItem& query, int chunk, int parts) {
+  return ((i64)query.row * HEAD_GROUPS + query.head) * parts + chunk;
+}
+
+// The block's sums over its readers: to the result if a query has one chunk, else to scratch
+// memory.
+DEVICE void merge_item(Block& b, const Item& done, TeamSums& x, float scale, const Out& out,
                        float4* sums, float2* tallies, int parts, int reader, int member, int lane) {
 #pragma unroll 1
   for (int base = 0; base < QUERIES; base += MERGE_BATCH) {
     store_query_sums(b, x, reader, member, base, lane);
     __syncthreads();
+    const int live = min(MERGE_BATCH, done.queries - base);
 #pragma unroll 1
-    for (int n = base; n < min(base + MERGE_BATCH, done.queries); n++) {
-      WorkItem query = done.query(n);
+    for (int i = forget(threadIdx.x); i - lane < live * QUADS; i += THREADS) {
+      const int n = min(i / QUADS, live - 1), piece = i - n * QUADS;
+      const WorkItem query = done.query(base + n);
       if (done.chunk >= query.chunks) continue;
-      uint2 gate = query.chunks == 1 ? gate_of(query, out.qkv, threadIdx.x) : uint2{};
-      const i64 at = ((i64)query.row * HEAD_GROUPS + done.head) * parts + done.chunk;
-      merge_warps(b, query, n - base, scale, out, gate, sums + at * QUADS,
+      const uint2 gate = query.chunks == 1 ? gate_of(query, out.qkv, piece) : uint2{};
+      const i64 at = place_of_chunk(query, done.chunk, parts);
+      merge_warps(b, query, n, piece, scale, out, gate, sums + at * QUADS,
                   tallies + at * GQA_GROUP * 2);
     }
     __syncthreads();
@@ -92,26 +113,21 @@ DEVICE void merge_item(Block& b, const Item& done, Sums& x, float scale, const O
 // arrived FANs, then the arrived chunks of each.
 DEVICE void merge_run(Block& b, const Item& u, float scale, const Out& out, float4* sums,
                       float2* tallies, int* arrivals, int parts) {
-  int group = u.chunk / FAN, groups = (u.chunks + FAN - 1) / FAN;
+  const int first = u.chunk / FAN * FAN, groups = (u.chunks + FAN - 1) / FAN;
   int* counters = arrivals + (u.run * HEAD_GROUPS + u.head) * (FAN + 1);
-  if (!arrive_last(b, counters + 1 + group, min(FAN, u.chunks - group * FAN))) return;
+  if (!arrive_last(b, counters + 1 + u.chunk / FAN, min(FAN, u.chunks - first))) return;
 #pragma unroll 1
-  for (int q = 0; q < u.queries; q++) {
-    WorkItem query = u.query(q);
-    int count = min(FAN, query.chunks - group * FAN);
-    if (query.chunks == 1 || count < 1) continue;
-    const i64 at = ((i64)query.row * HEAD_GROUPS + u.head) * parts + group * FAN;
-    merge_parts(query, count, 1, scale, out, sums + at * QUADS, tallies + at * GQA_GROUP * 2,
-                query.chunks <= FAN);
-  }
-  if (groups == 1 || !arrive_last(b, counters, groups)) return;
-#pragma unroll 1
-  for (int q = 0; q < u.queries; q++) {
-    WorkItem query = u.query(q);
-    if (query.chunks <= FAN) continue;
-    const i64 at = ((i64)query.row * HEAD_GROUPS + u.head) * parts;
-    merge_parts(query, (query.chunks + FAN - 1) / FAN, FAN, scale, out, sums + at * QUADS,
-                tallies + at * GQA_GROUP * 2, true);
+  for (int step = 1;; step = FAN) {
+    merge_parts<2>(u.queries * QUADS, step, scale, out, sums, tallies, [&](int i) {
+      const int n = min(i / QUADS, u.queries - 1);
+      const WorkItem query = u.query(n);
+      const bool merged = step > 1 ? query.chunks > FAN : query.chunks > 1;
+      const int all = step > 1 ? (query.chunks + FAN - 1) / FAN : query.chunks - first;
+      const i64 at = place_of_chunk(query, step > 1 ? 0 : first, parts);
+      const int count = i < u.queries * QUADS && merged ? max(0, min(FAN, all)) : 0;
+      return Merge{query, i - n * QUADS, count, at, step > 1 || query.chunks <= FAN};
+    });
+    if (step > 1 || groups == 1 || !arrive_last(b, counters, groups)) return;
   }
 }
 
@@ -127,47 +143,50 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   Block& b = *reinterpret_cast<Block*>(shared);
   const Out out{o, qkv, b.scales, {q0, q1}, {s0, s1}};
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  int reader = warp / QUERIES, member = warp % QUERIES;
+  int reader = warp / TEAM, member = warp % TEAM;
   constexpr bool SCALED = QUANT == 1 || QUANT == 3;
   if (SCALED && threadIdx.x < COPIES) b.scales[threadIdx.x] = scales[threadIdx.x];
   list_runs(b, slots, starts, counts, rows, warp, lane);
-  int items = b.rows[rows * RUNS].before * HEAD_GROUPS;
+  const auto is_item = [&](int index) { return index < b.items; };
   int index = blockIdx.x;
-  Item u = {};
-  TileStream stream = {keys, values};
-  // The previous launch does not write earlier positions: they are loaded before the wait.
-  if (index < items) {
-    u = item_at(index, b.rows, rows);
-    stream = start_stream(b, u, keys, values, page_table, most_pages, reader);
-  }
+  // The work item's tiles; its first ones are loaded while the chunks of the one before are merged,
+  // and before the wait: the previous launch does not write earlier positions.
+  const auto stream_at = [&](const Item& u) {
+    const int* pages = page_table + (i64)u.slot * most_pages;
+    return stream_of(b.arena[reader], keys, values, pages, u.begin, u.end, u.start(),
+                     u.head / GROUPS_OF_KV, reader, member);
+  };
+  const auto start = [&](int index) {
+    if (!is_item(index)) return;
+    TileStream stream = stream_at(item_at(index, b.rows, rows));
+    stream.start();
+  };
+  start(index);
   wait_for_previous();
   launch_dependents();
-  while (index < items) {
+  while (is_item(index)) {
+    // What depends on them is not kept in registers from item to item.
+    warp = forget(warp), lane = forget(lane), reader = warp / TEAM, member = warp % TEAM;
+    const Item u = item_at(index, b.rows, rows);
+    TileStream stream = stream_at(u);
+    stream.find_pages(stream.first);  // again: not in registers during the merge
     if (u.length > 0) {
       prepare(b, u, qkv, q_norm, k_norm, inv_freq, rope_offsets, kv_scale, keys, values,
               stream.pages, warp, lane);
     }
+    if (threadIdx.x == 0) b.visible = u.seen(0), b.queries_now = u.queries;
     __syncthreads();
-    QueryOperand q;
-    load_operand(q, b, member, lane);
     float log2_scale = 1.44269504f * rsqrtf((float)D) * (KV_FP8 ? kv_scale[0] : 1.0f);
-    const int end = u.end, later = min(member | 1, u.queries - 1);
-    const Visible visible{member < u.queries ? min(end, u.seen(member)) : 0,
-                          (member & ~1) < u.queries ? min(end, u.seen(later)) : 0};
-    Sums x = {};
-    x.top[0] = x.top[1] = minus_infinity();
-    attend_tiles(x, stream, q, b, end, visible, log2_scale, reader, member, lane);
+    TeamSums x = {};
+    attend_tiles(x, stream, b, log2_scale, reader, member, lane);
     wait_copies<0>();
     __syncthreads();
-    Item done = item_at(index, b.rows, rows);  // again: cheaper than registers through the loop
+    Item done =
+        item_at(forget(index), b.rows, rows);  // again: cheaper than registers through the loop
     float scale = KV_FP8 ? kv_scale[1] : 1.0f;
     int parts = min(MOST_CHUNKS, (most_pages * PAGE + CHUNK - 1) / CHUNK);
     merge_item(b, done, x, scale, out, sums, tallies, parts, reader, member, lane);
-    index += gridDim.x;
-    if (index < items) {  // the next item's tiles are loaded while this one's chunks are merged
-      u = item_at(index, b.rows, rows);
-      stream = start_stream(b, u, keys, values, page_table, most_pages, reader);
-    }
+    start(index += gridDim.x);
     if (done.chunks > 1) merge_run(b, done, scale, out, sums, tallies, arrivals, parts);
   }
 }

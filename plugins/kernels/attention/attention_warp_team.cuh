@@ -1,356 +1,292 @@
-// The loop of attention_round_mma.cu over tiles of keys and values, by readers. A reader has a ring
-// of tiles; it is one warp, or a team of QUERIES warps that reads each tile once for all queries.
+// The loop over tiles of keys and values of a team: TEAM warps that read each tile once for all
+// queries of a run.
 //
-// Team: two warps score two queries. Each computes the even or the odd steps of 16 dimensions for
-// both, and they exchange halves through shared memory. Each warp computes the softmax weights of
-// one query, then adds up its share of the values' dimensions for all queries, with their weights
-// from shared memory. Keys are widened twice and values once; a warp has as many accumulators as a
-// reader of one warp. With more than two tiles in the ring, the values of a tile are added while
-// the next tile is scored, and the team synchronises once a tile. Products run in the order of
-// `attend`, so a query has the same bits as a row of one token.
+// A team takes STEP_TILES tiles of its reader at once. The columns are the heads of all queries,
+// packed. A warp scores one tile with all columns (or, where warps share a tile, with some) and
+// stores the weights in place of its keys. Then each warp adds its share of the values' dimensions
+// for all columns. So keys and values are widened once (by SHARERS warps where a tile is shared),
+// and the team meets once a step, and twice more if a score rises above its reference. The sums of
+// a column run over the tiles in the order of `attend`, so a query has the bits of a row of one
+// token.
 // Macros: those of attention_merge.cuh.
 #pragma once
-#include "attention/attention_query_runs.cuh"
+#include "attention/attention_online_softmax.cuh"
 
-constexpr bool VALUES_LAG = QUERIES > 1 && STAGES > 2;                          // by one tile
-constexpr int IN_FLIGHT = QUERIES == 1 ? STAGES : VALUES_LAG ? STAGES - 2 : 1;  // tiles
-static_assert(QUERIES == 1 || STAGES > 1, "a team's ring has a tile in use and one in flight");
-
-constexpr bool QUERIES_IN_REGISTERS = THREADS * BLOCKS <= 384;  // 168 registers a thread
-
-// A reader's tiles of a work item: tile i begins at position begin + 16·(reader + i·READERS).
-struct TileStream {
-  const u8 *keys, *values;
-  const int* pages;
-  u32 ring;
-  int first, tiles, most, stored, head, ids;  // most: the largest `tiles` of all readers
-
-  DEVICE static int thread() { return threadIdx.x % (32 * QUERIES); }  // within the reader
-  DEVICE int position(int i) const { return first + 16 * READERS * i; }
-  DEVICE u32 tile(int i) const { return ring + (i % STAGES) * 2 * TILE; }
-  // Starts the copies of tile i. Addresses of rows of 128 bytes or more differ in few bits.
-  DEVICE void load(int i, u32 to) {
-    if ((i & 31) == 0) {  // the ids of the next 32 tiles, one a lane
-      int ahead = i + (thread() & 31);
-      ids = ahead < tiles ? pages[position(ahead) / PAGE] : 0;
-    }
-    constexpr int EACH = 32 * QUERIES, CHUNKS = ROW / 16;
-    const int r = thread() / CHUNKS, c = thread() % CHUNKS, left = stored - position(i) - r;
-    i64 from = page_offset(__shfl_sync(~0u, ids, i & 31), head, position(i)) + thread() * 16;
-    const u8 *key = keys + from, *value = values + from;
-    const u32 place = to + swizzled<ROW>(r, c);
-#pragma unroll
-    for (int n = 0; n < (ROW + EACH - 1) / EACH; n++) {
-      constexpr int ROWS = EACH / CHUNKS;
-      if (ROW % EACH != 0 && n * EACH + thread() >= ROW) break;
-      const u32 at = ROW < 128 ? to + swizzled<ROW>(r + n * ROWS, c)
-                               : (place ^ (n * ROWS & 7) << 4) + n * ROWS * ROW;
-      copy_async(at, key + n * EACH * 16, n * ROWS < left ? 16 : 0);
-      copy_async(at + TILE, value + n * EACH * 16, n * ROWS < left ? 16 : 0);
-    }
+// `meet`; whether any of the threads says so. With FOLLOWED always true.
+DEVICE bool meet_any(u32 name, u32 threads, bool mine) {
+  if (FOLLOWED) {
+    meet(name, threads);
+    return true;
   }
-  // Copies the round's tokens before `end` into tile i, where cp.async wrote zeros.
-  DEVICE void patch(int i, int end, u8* arena, const u8* fresh) const {
-    int base = position(i), low = max(stored, base), n = min(end, base + 16) - low;
-    u8* to = arena + (i % STAGES) * 2 * TILE;
-#pragma unroll 1
-    for (int at = thread(); at < n * 2 * (ROW / 16); at += 32 * QUERIES) {
-      int c = at % (ROW / 16), which = at / (ROW / 16) % 2, position = low + at / (ROW / 8);
-      *reinterpret_cast<uint4*>(to + which * TILE + swizzled<ROW>(position - base, c)) =
-          *reinterpret_cast<const uint4*>(fresh + (2 * (position - stored) + which) * ROW + c * 16);
-    }
-  }
-};
-
-DEVICE void sync_reader(int reader) {
-  if constexpr (QUERIES == 1) __syncwarp();
-  else meet(reader + 1, 32 * QUERIES);
-}
-DEVICE void sync_pair(int reader, int member) {
-  meet(1 + READERS + reader * (QUERIES / 2) + member / 2, 64);
+  u32 any;
+  asm volatile(
+      "{ .reg .pred p; setp.ne.u32 p, %3, 0; bar.red.or.pred p, %1, %2, p; selp.u32 %0, 1, 0, p; }"
+      : "=r"(any)
+      : "r"(name), "r"(threads), "r"((u32)mine)
+      : "memory");
+  return any;
 }
 
-// The reader's tiles of work item `u`; starts the copies of the first ones.
-DEVICE TileStream start_stream(Block& b, const Item& u, const u8* keys, const u8* values,
-                               const int* page_table, int most_pages, int reader) {
-  int first = u.begin + 16 * reader;
-  int most = (u.end - u.begin + 16 * READERS - 1) / (16 * READERS);
-  int tiles = first < u.end ? (u.end - first + 16 * READERS - 1) / (16 * READERS) : 0;
-  TileStream stream{keys,
-                    values,
-                    page_table + (i64)u.slot * most_pages,
-                    shared_address(b.arena[reader]),
-                    first,
-                    tiles,
-                    most,
-                    u.start(),
-                    u.head / GROUPS_OF_KV,
-                    0};
-#pragma unroll
-  for (int i = 0; i < IN_FLIGHT; i++) {
-    if (i < tiles) stream.load(i, stream.tile(i));
-    commit_copies();
-  }
-  return stream;
-}
+constexpr int BEHIND = STEP_TILES * 2 * TILE;  // bytes of a step's keys and values
+constexpr int SHARE = D / TEAM;                // a warp's dimensions of the values
+static_assert(N <= TEAM && TEAM <= 4, "a lane has a column, and a warp the totals of a piece");
+static_assert(SHARE % 32 == 0 && ROW >= 128 && ARENA % 128 == 0, "lines of all banks begin rows");
 
-// Positions that the warp's query sees, and that the later query of its pair sees; 0 for a query
-// that the run does not have.
-struct Visible {
-  int seen, pair;
-};
-
-DEVICE void attend_tiles(Softmax& x, TileStream& stream, const Queries<QUERIES_IN_REGISTERS>& q,
-                         Block& b, int end, Visible visible, float log2_scale, int reader, int,
-                         int lane) {
-  for (int i = 0; i < stream.tiles; i++) {
-    wait_copies<IN_FLIGHT - 1>();
-    __syncwarp();
-    const int position = stream.position(i);
-    if (position + 16 > stream.stored) {
-      stream.patch(i, end, b.arena[reader], b.fresh[0]);
-      __syncwarp();
-    }
-    if (visible.seen > position) {
-      attend(x, stream.tile(i), q, visible.seen - position, log2_scale, lane);
-    }
-    __syncwarp();
-    if (i + IN_FLIGHT < stream.tiles) stream.load(i + IN_FLIGHT, stream.tile(i + IN_FLIGHT));
-    commit_copies();
-  }
-}
-DEVICE void store_query_sums(Block& b, Softmax& x, int reader, int, int, int lane) {
-  store_sums(b, x, reader, 0, lane);
-}
-
-// A team's warp: sums of its SHARE of the dimensions for all queries; maxima and totals of one.
-constexpr int SHARE = D / QUERIES, PART = SHARE < 64 ? SHARE : 64;  // dimensions; in one pass
-static_assert(QUERIES == 1 || SHARE % 32 == 0, "a team's warps load 32 bytes of values or more");
+// A warp's sums of its share of the dimensions for all columns. Piece n is (n + member) % N, and
+// `total` has the sums of the weights of the first.
 struct TeamSums {
-  float o[QUERIES][SHARE / 16][4];
-  float top[2], sum[2];
+  float o[N][SHARE / 16][4], total[1][4];
 };
-constexpr u32 LIVE = 1, SHRUNK = 2;
-// The state that a team shares of a tile, 512 bytes a query. First half of a query's scores, for
-// the other warp of the pair. Once that warp has read them, the place holds, of its query: P^T by
-// lane; the factors of earlier sums, for columns 2t and 2t + 1; the flags LIVE (the query sees the
-// tile) and SHRUNK (a maximum rose).
-struct Weights {
-  uint4 places[QUERIES][32];
-
-  DEVICE float4* half(int q) { return reinterpret_cast<float4*>(places[q]); }
-  DEVICE uint2* p(int q) { return reinterpret_cast<uint2*>(places[q ^ 1]); }
-  DEVICE float2* shrink(int q) { return reinterpret_cast<float2*>(places[q ^ 1] + 16); }
-  DEVICE u32* state(int q) { return reinterpret_cast<u32*>(places[q ^ 1] + 18); }
+// What a team shares behind its ring, by column: the references, and of a step in which some rise
+// each tile's maximum, the references from the tile on, and the factors of the sums before it.
+struct References {
+  float top[32], peaks[STEP_TILES][32], tops[STEP_TILES][32], factors[STEP_TILES][32];
 };
-static_assert(QUERIES == 1 || (VALUES_LAG ? 2 : 1) * sizeof(Weights) == WEIGHTS,
-              "WEIGHTS load_operand them");
-static_assert(QUERIES == 1 || (ROW >= 128 && ARENA % 128 == 0), "lines of all banks begin rows");
-static_assert(QUERIES == 1 || 1 + READERS + READERS * QUERIES / 2 <= 16, "named barriers are 16");
-
-// The even or odd steps of both queries of a pair, in registers or in shared memory, as `Queries`.
-template <bool KEPT>
-struct PairQueries {
-  u32 q[2][D / 32][2];
-  DEVICE u32 at(int query, int n, int half) const { return q[query][n][half]; }
-};
-template <>
-struct PairQueries<false> {
-  const u16* from;
-  DEVICE u32 at(int query, int n, int half) const {
-    return *reinterpret_cast<const u32*>(from + query * COLUMNS * PITCH + 32 * n + 8 * half);
-  }
-};
-// The address of a lane's head. Columns beyond the group repeat the first; their sums are not read.
-DEVICE const u16* pair_queries(const Block& b, int member, int lane) {
+static_assert(sizeof(References) == REFERENCES, "REFERENCES is their size");
+DEVICE References& references_of(Block& b, int reader) {
+  return *reinterpret_cast<References*>(b.arena[reader] + ARENA - REFERENCES);
+}
+// A lane's column within pieces of eight.
+DEVICE int lane_column(int lane) {
   const int g = lane >> 2, t = lane & 3;
-  return &b.queries[(member & ~1) * COLUMNS + (g < GQA_GROUP ? g : 0)][16 * (member & 1) + 2 * t];
-}
-DEVICE void load_operand(PairQueries<false>& x, const Block& b, int member, int lane) {
-  x.from = pair_queries(b, member, lane);
-}
-DEVICE void load_operand(PairQueries<true>& x, const Block& b, int member, int lane) {
-  const PairQueries<false> all{pair_queries(b, member, lane)};
-#pragma unroll
-  for (int n = 0; n < D / 32; n++) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) x.q[i >> 1][n][i & 1] = all.at(i >> 1, n, i & 1);
-  }
-}
-template <bool KEPT>
-DEVICE void load_operand(Queries<KEPT>& x, const Block& b, int member, int lane) {
-  load_queries(x, b.queries + member * COLUMNS, lane);
+  return 8 * (g >> 1) + 2 * t + (g & 1);
 }
 
-// The pair's scores over half of the steps. `keys`: the address of this lane's row and piece of the
-// tile's first 64 bytes.
-DEVICE void half_scores(float (&s)[2][4], u32 keys, const PairQueries<QUERIES_IN_REGISTERS>& q) {
+// The greatest of each lane's column, of pieces of scores: each step halves the columns of a lane.
+DEVICE float column_maxima(const float (&s)[SCORED][4], int lane) {
+  float m[8];
 #pragma unroll
-  for (int k = 0; k < ROW / 64; k++) {
-    u32 r[4];
-    load_matrix(r, (keys ^ 64 * (k & 1)) + 128 * (k >> 1));
-    if constexpr (KV_FP8) {
-      u32 a[4], b[4];
-      widen(r[0], a[0], a[2]), widen(r[1], a[1], a[3]);
-      widen(r[2], b[0], b[2]), widen(r[3], b[1], b[3]);
+  for (int i = 0; i < 8; i++) {
+    m[i] = i < 2 * SCORED ? fmaxf(s[i / 2 % SCORED][i % 2], s[i / 2 % SCORED][2 + i % 2])
+                          : minus_infinity();
+  }
 #pragma unroll
-      for (int i = 0; i < 2; i++) mma16(s[i], a, q.at(i, 2 * k, 0), q.at(i, 2 * k, 1));
+  for (int half = 4; half; half /= 2) {
+    const bool upper = lane & 4 * half;
 #pragma unroll
-      for (int i = 0; i < 2; i++) mma16(s[i], b, q.at(i, 2 * k + 1, 0), q.at(i, 2 * k + 1, 1));
-    } else {
-#pragma unroll
-      for (int i = 0; i < 2; i++) mma16(s[i], r, q.at(i, k, 0), q.at(i, k, 1));
+    for (int i = 0; i < half; i++) {
+      const float sent = upper ? m[i] : m[i + half], kept = upper ? m[i + half] : m[i];
+      m[i] = fmaxf(kept, __shfl_xor_sync(~0u, sent, 4 * half));
     }
   }
-}
-DEVICE u32 key_address(int member, int lane) {
-  const int piece = lane >> 4, odd = member & 1;
-  return swizzled<ROW>(lane & 15, KV_FP8 ? 2 * piece + odd : piece + 2 * odd);
+  return m[0];
 }
 
-// `pair`: positions that the pair sees, `seen`: positions that the warp's query sees.
-DEVICE void team_weights(Weights& w, TeamSums& x, u32 keys,
-                         const PairQueries<QUERIES_IN_REGISTERS>& q, int seen, int pair,
-                         float log2_scale, int reader, int member, int lane) {
-  u32 state = 0;
-  if (pair > 0) {
-    float s[2][4] = {};
-    half_scores(s, keys, q);
-    const bool odd = member & 1;
-    w.half(member)[lane] = odd ? make_float4(s[0][0], s[0][1], s[0][2], s[0][3])
-                               : make_float4(s[1][0], s[1][1], s[1][2], s[1][3]);
+// One of the warps that score a tile. `queries`: the address of the lane's row and quarter of the
+// first piece's first 32 dimensions; what is in rows without a query stays in their columns.
+struct Scorer {
+  u32 queries;
+  int member, lane;
+
+  DEVICE Scorer(const Block& b, int member, int lane) : member(member), lane(lane) {
+    queries = shared_address(b.queries[8 * piece(0) + (lane & 7)]) + (lane >> 3) * 16;
+  }
+  DEVICE int piece(int n) const { return member / STEP_TILES * SCORED + n; }
+
+  DEVICE void scores(float (&s)[SCORED][4], u32 keys) const {
+    float odd[SCORED][4] = {};
+    keys += swizzled<ROW>(lane & 15, lane >> 4);
+    const auto piece_at = [&](int i) {
+      return (keys ^ 32 * (i & 3)) + 128 * (i >> 2);
+    };  // 32 bytes
 #pragma unroll
-    for (int i = 0; i < 4; i++) s[0][i] = odd ? s[1][i] : s[0][i];
-    sync_pair(reader, member);
-    const float4 other = w.half(member ^ 1)[lane];
-    s[1][0] = other.x, s[1][1] = other.y, s[1][2] = other.z, s[1][3] = other.w;
-    __syncwarp();
-    if (seen > 0) {
-      u32 p[2];
-      state = LIVE;
-      softmax_weights(p, x.top, x.sum, s, seen, log2_scale, lane, [&](const float (&by)[2]) {
-        state = LIVE | SHRUNK;
-        if (lane < 4) w.shrink(member)[lane] = make_float2(by[0], by[1]);
-      });
-      w.p(member)[lane] = make_uint2(p[0], p[1]);
+    for (int c = 0; c < D / 32; c++) {
+      u32 a[2][4], r[4];
+      if constexpr (KV_FP8) {
+        load_matrix(r, piece_at(c));
+        widen(r[0], a[0][0], a[0][2]), widen(r[1], a[0][1], a[0][3]);
+        widen(r[2], a[1][0], a[1][2]), widen(r[3], a[1][1], a[1][3]);
+      } else {
+        load_matrix(a[0], piece_at(2 * c));
+        load_matrix(a[1], piece_at(2 * c + 1));
+      }
+#pragma unroll
+      for (int n = 0; n < SCORED; n++) {
+        u32 q[4];
+        load_matrix(q, queries + n * 8 * PITCH * 2 + 64 * c);
+        mma16(s[n], a[0], q[0], q[1]), mma16(odd[n], a[1], q[2], q[3]);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < SCORED; n++) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) s[n][i] += odd[n][i];
     }
   }
-  if (lane == 0) *w.state(member) = state;
-  if (FOLLOWED && pair <= 0) sync_pair(reader, member);
-}
-
-template <int M, int N>
-DEVICE void add_products(float (&o)[M][4], int first, const u32 (&a)[N][4], uint2 p) {
+  // Scores at positions that a query does not see become -infinity; each query of the run sees one
+  // more than the query before.
+  DEVICE void hide(float (&s)[SCORED][4], const Block& b, int position, int end) const {
+    const int first = 8 * piece(0) + 2 * (forget(lane) & 3);  // not kept in registers in the loop
 #pragma unroll
-  for (int n = 0; n < N; n++) mma16(o[first + n], a[n], p.x, p.y);
-}
-
-// The warp's share of the values, PART dimensions at a time. `values`: the address of this lane's
-// row and half of the share's first 32 bytes.
-DEVICE void add_team_values(TeamSums& x, u32 values, Weights& w, int lane) {
-  constexpr int N = PART / 16, EACH = KV_FP8 ? 2 : 1;  // tiles of 16 dimensions; of 32 bytes
-  u32 state[QUERIES], all = LIVE, any = 0;
-  uint2 p[QUERIES];
+    for (int n = 0; n < SCORED; n++) {
 #pragma unroll
-  for (int q = 0; q < QUERIES; q++) {
-    p[q] = w.p(q)[lane], state[q] = *w.state(q);
-    all &= state[q], any |= state[q];
-  }
-  if (any & SHRUNK) {
-#pragma unroll
-    for (int q = 0; q < QUERIES; q++) {
-      if (!(state[q] & SHRUNK)) continue;
-      const float2 by = w.shrink(q)[lane & 3];
-      multiply(x.o[q], {by.x, by.y});
+      for (int i = 0; i < 4; i++) {
+        const int query = (first + 8 * n + (i & 1)) / GQA_GROUP;
+        const int seen = min(b.visible + min(query, b.queries_now - 1), end) - position;
+        s[n][i] = (lane >> 2) + (i >> 1) * 8 < seen ? s[n][i] : minus_infinity();
+      }
     }
   }
+  // Weights relative to the references `top`; whether a score is above one by more than RISE.
+  DEVICE bool store_weights(u8* weights, const float (&s)[SCORED][4], const float* top,
+                            float log2_scale) const {
+    u32* to = reinterpret_cast<u32*>(weights) + lane;
+    bool rises = false;
 #pragma unroll
-  for (int part = 0; part < SHARE / PART; part++) {
-    u32 a[N][4];
+    for (int n = 0; n < SCORED; n++) {
+      const float2 by = *reinterpret_cast<const float2*>(top + 8 * piece(n) + 2 * (lane & 3));
+      float v[4];
 #pragma unroll
-    for (int n = 0; n < N; n += EACH) {
-      const int c = (part * N + n) / EACH;
+      for (int i = 0; i < 4; i++) {
+        const float power = power_of(s[n][i], log2_scale, i & 1 ? by.y : by.x);
+        rises |= power > RISE, v[i] = exp2_fast(power);
+      }
+      to[64 * piece(n)] = pack16(v[0], v[1]), to[64 * piece(n) + 32] = pack16(v[2], v[3]);
+    }
+    return rises;
+  }
+};
+
+// The warp's share of the values of a step. `values`: the address of this lane's row and half of
+// the share's first 32 bytes in the first tile; `weights`: of the lane's rows of pieces' halves,
+// two pieces at a time, in the ring's first slot. With RISES the sums before each tile are
+// multiplied by its factors.
+template <bool RISES>
+DEVICE void add_team_values(TeamSums& x, u32 values, const u32 (&weights)[(N + 1) / 2], int slot,
+                            const References& references, int member, int lane) {
+  constexpr int EACH = KV_FP8 ? 2 : 1;  // fragments of 16 dimensions in 32 bytes
+  constexpr int NEXT = TEAM > STEP_TILES ? WEIGHTS : 2 * TILE;
+#pragma unroll(RISES ? 1 : STEP_TILES)
+  for (int k = 0; k < STEP_TILES; k++) {
+    u32 p[N + 1][2];
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
       u32 r[4];
-      load_matrix_transposed(r, (values ^ 32 * (c & 3)) + 128 * (c >> 2));
-      widen_values(a + n, r);
+      load_matrix_transposed(r, weights[n / 2] + slot + k * NEXT);
+      p[n][0] = r[0], p[n][1] = r[1], p[n + 1][0] = r[2], p[n + 1][1] = r[3];
     }
-    if (all) {
+    if constexpr (RISES) {
 #pragma unroll
-      for (int q = 0; q < QUERIES; q++) add_products(x.o[q], part * N, a, p[q]);
-    } else {
+      for (int n = 0; n < N; n++) {
+        const float* by = references.factors[k] + 8 * ((n + member) % N) + 2 * (lane & 3);
+        const float pair[2] = {by[0], by[1]};
+        multiply(x.o[n], pair);
+        if (n == 0) multiply(x.total, pair);
+      }
+    }
+    add_weights(x.total[0], p[0][0], p[0][1]);
 #pragma unroll
-      for (int q = 0; q < QUERIES; q++) {
-        if (state[q] & LIVE) add_products(x.o[q], part * N, a, p[q]);
+    for (int c = 0; c < SHARE / 16; c += EACH) {
+      const int piece = c / EACH;  // of 32 bytes
+      u32 a[EACH][4], r[4];
+      load_matrix_transposed(r, (values ^ 32 * (piece & 3)) + 128 * (piece >> 2) + k * 2 * TILE);
+      widen_values(a, r);
+#pragma unroll
+      for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int e = 0; e < EACH; e++) mma16(x.o[n][c + e], a[e], p[n][0], p[n][1]);
       }
     }
   }
 }
 
-// FOLLOWED: racecheck reports false hazards where the warps of a block pass unequal numbers of
-// barriers. Under it all warps pass the same number: the added barriers follow another one directly
-// and so do not order anything else.
-DEVICE void attend_tiles(TeamSums& x, TileStream& stream,
-                         const PairQueries<QUERIES_IN_REGISTERS>& q, Block& b, int end,
-                         Visible visible, float log2_scale, int reader, int member, int lane) {
-  Weights* weights = reinterpret_cast<Weights*>(b.arena[reader] + RING);
-  Weights* before = weights + (VALUES_LAG ? 1 : 0);
-  const u32 last = stream.ring + RING - 2 * TILE;
-  u32 tile = stream.ring, one = last;            // one: the tile before
-  u32 two = last - (VALUES_LAG ? 2 * TILE : 0);  // the tile before that
-  const u32 key = key_address(member, lane);
+// A step in which some reference rises: the references become those after the step, and the weights
+// are relative to those at the warp's own tile.
+DEVICE void raise_references(References& x, const Scorer& scorer, const float (&s)[SCORED][4],
+                             u8* weights, float log2_scale, int reader) {
+  const int lane = scorer.lane, mine = scorer.member % STEP_TILES, own = lane_column(lane);
+  const float peak = column_maxima(s, lane);
+  if (own < 8 * SCORED) x.peaks[mine][8 * scorer.piece(0) + own] = peak;
+  float top = x.top[own];
+  meet(reader + 1, 32 * TEAM);
+  const bool writes = own / (8 * SCORED) == scorer.member / STEP_TILES;
+#pragma unroll
+  for (int k = 0; k < STEP_TILES; k++) {
+    const float next = raised(x.peaks[k][own], log2_scale, top);
+    if (writes && k == mine) {
+      x.tops[k][own] = next, x.factors[k][own] = exp2_fast(top - next);
+    }
+    top = next;
+  }
+  if (mine == STEP_TILES - 1 && writes) x.top[own] = top;
+  __syncwarp();
+  scorer.store_weights(weights, s, x.tops[mine], log2_scale);
+  meet(reader + 1, 32 * TEAM);
+}
+
+DEVICE void attend_tiles(TeamSums& x, TileStream& stream, Block& b, float log2_scale, int reader,
+                         int member, int lane) {
+  u8* const arena = b.arena[reader];
+  References& references = references_of(b, reader);
+  const int mine = member % STEP_TILES, own_tile = mine * 2 * TILE;
+  const int own_weights = TEAM > STEP_TILES ? BEHIND + mine * WEIGHTS : own_tile;
   const int bytes = member * SHARE * (ROW / D);
   const u32 value =
-      TILE + bytes / 128 * 128 +
+      shared_address(arena) + TILE + bytes / 128 * 128 +
       swizzled<ROW>((lane & 7) + ((lane >> 4) << 3), bytes % 128 / 16 + (lane >> 3 & 1));
+  u32 weight[(N + 1) / 2];
+#pragma unroll
+  for (int n = 0; n < N; n += 2) {
+    const int piece = (n + (lane >> 4) + member) % N;
+    weight[n / 2] =
+        shared_address(arena) + (TEAM > STEP_TILES ? BEHIND : 0) + 256 * piece + (lane & 15) * 16;
+  }
+  const Scorer scorer(b, member, lane);
+  if (member == 0) references.top[lane] = LOWEST;
+  meet(reader + 1, 32 * TEAM);
   int position = stream.first;
-  for (int i = 0; i < stream.tiles; i++) {
+#pragma unroll 1
+  for (int i = 0; i < stream.steps; i++) {
+    const int slot = i % STAGES * SLOT;
     wait_copies<IN_FLIGHT - 1>();
-    sync_reader(reader);  // all copies have arrived, and the next slot is free
-    const bool fresh = position + 16 > stream.stored;
-    if (FOLLOWED && !fresh) sync_reader(reader);
-    if (i + IN_FLIGHT < stream.tiles) stream.load(i + IN_FLIGHT, VALUES_LAG ? two : one);
+    __syncwarp();
+    if (position + 16 > stream.stored) {
+      stream.patch(position, arena + slot + own_tile, b.fresh[0]);
+    }
+    if (TEAM > STEP_TILES) meet(reader + 1, 32 * TEAM);
+    float s[SCORED][4] = {};
+    if (position < stream.end) scorer.scores(s, stream.ring + slot);
+    if (position + 16 > min(stream.stored, stream.end)) scorer.hide(s, b, position, stream.end);
+    __syncwarp();  // the weights are where the keys were
+    u8* const weights = arena + slot + own_weights;
+    bool rises = scorer.store_weights(weights, s, references.top, log2_scale);
+    rises = meet_any(reader + 1, 32 * TEAM, rises);
+    if (i + IN_FLIGHT < stream.steps) {
+      stream.load(i + IN_FLIGHT, position + IN_FLIGHT * TileStream::STRIDE);
+    }
     commit_copies();
-    if (fresh) {
-      stream.patch(i, end, b.arena[reader], b.fresh[0]);
-      sync_reader(reader);
+    if (rises) {
+      raise_references(references, scorer, s, weights, log2_scale, reader);
+      add_team_values<true>(x, value + slot, weight, slot, references, member, lane);
+    } else {
+      add_team_values<false>(x, value + slot, weight, slot, references, member, lane);
     }
-    if (VALUES_LAG && i > 0) add_team_values(x, one + value, *before, lane);
-    team_weights(*weights, x, tile + key, q, visible.seen - position, visible.pair - position,
-                 log2_scale, reader, member, lane);
-    if (!VALUES_LAG) {
-      sync_reader(reader);
-      add_team_values(x, tile + value, *weights, lane);
-    }
-    Weights* other = before;
-    before = weights, weights = other;
-    two = one, one = tile, tile = tile == last ? stream.ring : tile + 2 * TILE;
-    position += 16 * READERS;
-  }
-  if (VALUES_LAG && stream.tiles > 0) {
-    sync_reader(reader);
-    add_team_values(x, one + value, *before, lane);
-  }
-  if (FOLLOWED && VALUES_LAG && stream.tiles == 0) sync_reader(reader);
-  for (int i = stream.tiles; FOLLOWED && i < stream.most; i++) {
-    for (int n = VALUES_LAG ? 2 : 3; n; n--) sync_reader(reader);
-    sync_pair(reader, member);
+    position += TileStream::STRIDE;
   }
 }
 // Sums of queries base … base + MERGE_BATCH - 1 to the reader's arena.
-DEVICE void store_query_sums(Block& b, TeamSums& x, int reader, int member, int base, int lane) {
+DEVICE void store_query_sums(Block& b, const TeamSums& x, int reader, int member, int base,
+                             int lane) {
+  lane = forget(lane), member = forget(member);  // nothing of this in registers through the loop
+  const int g = lane >> 2;
 #pragma unroll
-  for (int q = 0; q < QUERIES; q++) {
-    if (q < base || q >= base + MERGE_BATCH) continue;
-    const int slot = q - base;
-    float* rows = reinterpret_cast<float*>(b.arena[reader] + slot * MERGE) + member * SHARE;
-    put_sums(b.tally[slot * READERS + reader], rows, x.o[q], x.top, x.sum, q == member, lane);
+  for (int n = 0; n < N; n++) {
+    const int piece = (n + member) % N;
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      const int column = 8 * piece + 2 * (lane & 3) + j, head = column % GQA_GROUP;
+      const int query = column / GQA_GROUP, slot = query - base;
+      if (query >= QUERIES || slot < 0 || slot >= MERGE_BATCH) continue;
+      if (n == 0 && member < N && g == 0) {
+        b.tally[slot * READERS + reader][head] =
+            make_float2(references_of(b, reader).top[column], x.total[0][j]);
+      }
+      float* row = reinterpret_cast<float*>(b.arena[reader] + slot * MERGE) + head * WIDE;
+#pragma unroll
+      for (int c = 0; c < SHARE / 16; c++) {
+#pragma unroll
+        for (int i = j; i < 4; i += 2) row[member * SHARE + dimension(c, i, lane)] = x.o[n][c][i];
+      }
+    }
   }
 }
-
-#if QUERIES > 1
-typedef TeamSums Sums;
-typedef PairQueries<QUERIES_IN_REGISTERS> QueryOperand;
-#else
-typedef Softmax Sums;
-typedef Queries<QUERIES_IN_REGISTERS> QueryOperand;
-#endif

@@ -33,7 +33,8 @@ HOST, BODIES, WHOLE = "host.hpp", "bodies.cpp", "whole.cpp"
 GUARD = 256  # bytes before and after each buffer
 ALIGNMENT = 256
 INLINE = (  # sources with instructions among other functions
-    "common/numeric.cuh", "attention/attention_kv_pages.cuh", "delta_rule/delta_decode_fma.cu",
+    "common/numeric.cuh", "attention/attention_kv_pages.cuh", "attention/attention_warp_team.cuh",
+    "delta_rule/delta_decode_fma.cu",
 )  # fmt: skip
 # A function that is an instruction: ptx.cuh of this folder has it.
 _INSTRUCTION = re.compile(r"^DEVICE \w+ \w+\([^)]*\) \{\n(?:  .*\n)*?  asm(?:.*\n)*?\}\n", re.M)

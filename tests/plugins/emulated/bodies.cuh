@@ -38,6 +38,14 @@ static Assembly& meeting_of(u32 name, u32 threads) {
   return meeting;
 }
 void meet(u32 name, u32 threads) { meet_at(meeting_of(name, threads)); }
+bool meet_any(u32 name, u32 threads, bool mine) {
+  Assembly& meeting = meeting_of(name, threads);
+  const int turn = meeting.turn & 1;
+  meeting.any[turn] |= mine;
+  if (meeting.arrived + 1 == meeting.threads) meeting.any[!turn] = false;  // all have read it
+  meet_at(meeting);
+  return followed || meeting.any[turn];
+}
 void pass(u32 name, u32 threads) {
   Assembly& meeting = meeting_of(name, threads);
   if (++meeting.arrived == meeting.threads) meeting.arrived = 0, ++meeting.turn;

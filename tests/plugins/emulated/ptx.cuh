@@ -87,6 +87,7 @@ struct Thread {
 };
 struct Assembly {
   int threads, arrived = 0, turn = 0, gone = 0;
+  bool any[2] = {};  // whether some thread said so, of even and odd turns
 };
 struct Exchange {
   u64 value[32];
@@ -122,6 +123,7 @@ inline void wait_until_equal(const u32* word, u32 value) {
   while (*word != value) let_others();
 }
 void meet(u32 name, u32 threads);
+bool meet_any(u32 name, u32 threads, bool mine);
 void pass(u32 name, u32 threads);
 inline Exchange& exchange() { return here->exchanges[threadIdx.x / 32]; }
 

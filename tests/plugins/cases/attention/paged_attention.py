@@ -86,7 +86,7 @@ class Launch:
         """(page_table, number of pages without the scratch page), pages in random order."""
         used = {s: -(-end // self.page) for s, (_, end) in self.contexts().items()}
         pages = sum(used.values()) + 3
-        free = list(rng.permutation(pages))
+        free = sorted(rng.permutation(pages), key=bool)  # page 0 is left over: NaN
         table = np.full((max(used, default=0) + 3, max([*used.values(), 1]) + 1), -1, np.int32)
         for slot, n in used.items():
             table[slot, :n] = [free.pop() for _ in range(n)]
