@@ -63,6 +63,12 @@ DEVICE u32 kept_or(u32 word, u32 keep, u32 add) {
   asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(word), "r"(keep), "r"(add));
   return r;
 }
+// Of both pairs' magnitudes the larger ones; signs are left undefined, and a NaN does not count.
+DEVICE u32 largest_bf16x2(u32 a, u32 b) {
+  u32 r;
+  asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
 DEVICE u32 fma_bf16x2(u32 a, u32 b, u32 c) {
   u32 sum;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
@@ -149,6 +155,11 @@ DEVICE float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+DEVICE float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 // ---- angles ------------------------------------------------------------------------------------
 // Without its multiples of 2π, in three parts, so that the fast sine and cosine are exact to 4e-7
@@ -163,17 +174,22 @@ DEVICE float reduced_angle(float angle) {
 // ---- activations, in f32 -----------------------------------------------------------------------
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 DEVICE float silu(float x) { return x / (1.0f + expf(-x)); }
-// Within 1e-6 of the functions above, with a third of the instructions.
-DEVICE float fast_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
-DEVICE float fast_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+// Within 1e-6 of the functions above: four and five instructions; 0 below -87.3.
+DEVICE float fast_sigmoid(float x) { return reciprocal_fast(1.0f + exp2_fast(-1.44269504f * x)); }
+DEVICE float fast_silu(float x) { return x * fast_sigmoid(x); }
 
-// x / scale, rounded as a division, by the reciprocal and one correction. A quotient beyond the
-// range of codes is not corrected. No branch, or each value's code is apart: both sides of a scale
-// with a reciprocal near infinity become 2^96 times as large.
+// x / by, rounded as a division, by the reciprocal and one correction. A quotient beyond the range
+// of codes is not corrected; WITHIN: none is.
+template <bool WITHIN = false>
+DEVICE float quotient(float x, float by, float reciprocal) {
+  const float q = x * reciprocal;
+  return WITHIN || fabsf(q) < 1e4f ? fmaf(fmaf(-q, by, x), reciprocal, q) : q;
+}
+// No branch, or each value's code is apart: both sides of a scale with a reciprocal near infinity
+// become 2^96 times as large.
 DEVICE float divide(float x, float scale) {
-  const float lift = scale < 1e-30f ? 0x1p96f : 1.0f;
-  const float from = x * lift, by = scale * lift, reciprocal = 1.0f / by, q = from * reciprocal;
-  return fabsf(q) < 1e4f ? fmaf(fmaf(-q, by, from), reciprocal, q) : q;
+  const float lift = scale < 1e-30f ? 0x1p96f : 1.0f, by = scale * lift;
+  return quotient(x * lift, by, 1.0f / by);
 }
 // The code of x / scale without a division: scale has four significant bits, so thresholds times
 // scale are exact. One bit at a time: three comparisons instead of seven. `scale` is not 0.

@@ -85,17 +85,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)  // else ptxas saves re
     for (int i = 0; i < 8; i++) squares += y[v][i] * y[v][i];
   }
   const float root = rsqrtf(block_sum<THREADS>(squares, scratch) / K + (float)(EPS));
+  uint4 bits[VECS];
+#pragma unroll
+  for (int v = 0; v < VECS; v++) bits[v] = normed(y[v], root, w[v]);
 #if QUANT == 4
-  const float token = normed_scale<THREADS>(y, root, w, scratch);
+  __shared__ u32 tops[THREADS / 32];
+  const float token = token_scale<THREADS>(bits, tops);
   scales = &token;
 #endif
 #pragma unroll
   for (int v = 0; v < VECS; v++) {
     const int column = (v * THREADS + threadIdx.x) * 8;
-#if QUANT != 4
-#pragma unroll
-    for (int i = 0; i < 8; i++) y[v][i] *= root * w[v][i];
-#endif
-    emit(y[v], row, column, column < K, scales, QUANT_ARGS);
+    emit(bits[v], row, column, column < K, scales, QUANT_ARGS);
   }
 }

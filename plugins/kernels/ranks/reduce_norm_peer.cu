@@ -33,6 +33,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_norm(const uint4* x, const float* weight, const uint4* residual, const float* scales,
                 uint4* __restrict__ sum, QUANT_OUTPUTS, int rows, const u64* peers, int rank) {
   __shared__ float partial[THREADS / 32];
+#if QUANT == 4
+  __shared__ u32 tops[THREADS / 32];
+#endif
   const i64 row_vectors = K / 8;
   float w[VECS][8] = {};
 #pragma unroll
@@ -91,17 +94,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       sum[i] = add_residual(y[v], other, squares);
     }
     const float root = rsqrtf(block_sum<THREADS>(squares, partial) / K + (float)(EPS));
+    uint4 bits[VECS];
+#pragma unroll
+    for (int v = 0; v < VECS; v++) bits[v] = normed(y[v], root, w[v]);
 #if QUANT == 4
-    known[0] = normed_scale<THREADS>(y, root, w, partial);
+    known[0] = token_scale<THREADS>(bits, tops);
 #endif
 #pragma unroll
-    for (int v = 0; v < VECS; v++) {
-#if QUANT != 4
-#pragma unroll
-      for (int e = 0; e < 8; e++) y[v][e] *= root * w[v][e];
-#endif
-      emit(y[v], row, COLUMN(v), COLUMN(v) < K, known, QUANT_ARGS);
-    }
+    for (int v = 0; v < VECS; v++) emit(bits[v], row, COLUMN(v), COLUMN(v) < K, known, QUANT_ARGS);
     __syncthreads();  // before the next row's sums overwrite `partial`
   }
 #if RANKS > 1

@@ -10,7 +10,7 @@
 #include "common/early.cuh"
 #include "common/row_quant.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, VECS == 1 ? 2048 / THREADS : 1)
     norm_quant(const u16* x, const float* weight, const u16* residual, const float* scales,
                uint4* __restrict__ sum, QUANT_OUTPUTS) {
   __shared__ float partial[THREADS / 32];
@@ -41,17 +41,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int i = 0; i < 8; i++) squares += y[v][i] * y[v][i];
   }
   const float root = rsqrtf(block_sum<THREADS>(squares, partial) / K + (float)(EPS));
+  uint4 bits[VECS];
+#pragma unroll
+  for (int v = 0; v < VECS; v++) bits[v] = normed(y[v], root, w[v]);
 #if QUANT == 4
-  const float token = normed_scale<THREADS>(y, root, w, partial);
+  __shared__ u32 tops[THREADS / 32];
+  const float token = token_scale<THREADS>(bits, tops);
   scales = &token;
 #endif
 #pragma unroll
   for (int v = 0; v < VECS; v++) {
     const int column = (v * THREADS + threadIdx.x) * 8;
-#if QUANT != 4
-#pragma unroll
-    for (int i = 0; i < 8; i++) y[v][i] *= root * w[v][i];
-#endif
-    emit(y[v], row, column, column < K, scales, QUANT_ARGS);
+    emit(bits[v], row, column, column < K, scales, QUANT_ARGS);
   }
 }
