@@ -40,7 +40,10 @@ DEVICE uint4 pack8(const float (&x)[8]) {
   return make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]),
                     pack_bf16(x[6], x[7]));
 }
-
+DEVICE void load8(const float* from, float (&x)[8]) {  // at a multiple of 16 bytes
+  const float4 a = *(const float4*)from, b = *(const float4*)(from + 4);
+  x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+}
 DEVICE u32 mul_bf16x2(u32 a, u32 b) {
   u32 product;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
@@ -125,16 +128,21 @@ DEVICE u32 ordered_key_nan_last(float x) {
 }
 
 // ---- sums and maxima ---------------------------------------------------------------------------
-DEVICE float warp_sum(float x) {
+// Over groups of LANES neighbouring lanes; every lane gets it.
+template <int LANES>
+DEVICE float lane_sum(float x) {
 #pragma unroll
-  for (int d = 16; d; d >>= 1) x += __shfl_xor_sync(~0u, x, d);
+  for (int d = LANES / 2; d; d >>= 1) x += __shfl_xor_sync(~0u, x, d);
   return x;
 }
-DEVICE float warp_max(float x) {
+template <int LANES>
+DEVICE float lane_max(float x) {
 #pragma unroll
-  for (int d = 16; d; d >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, d));
+  for (int d = LANES / 2; d; d >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, d));
   return x;
 }
+DEVICE float warp_sum(float x) { return lane_sum<32>(x); }
+DEVICE float warp_max(float x) { return lane_max<32>(x); }
 // The sum over a block of N_THREADS (whole warps), in every thread. `partial`: N_THREADS / 32
 // floats of shared memory; the caller synchronises before it uses them again.
 template <int N_THREADS>

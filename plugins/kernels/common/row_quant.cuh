@@ -11,21 +11,22 @@
 #pragma once
 #include "common/numeric.cuh"
 
-#ifndef COPIES
-#define COPIES 1
-#endif
-
 #define QUANT_OUTPUTS                                                                      \
   uint4* __restrict__ kept, u8* __restrict__ q0, u8* __restrict__ s0, u8* __restrict__ q1, \
       u8* __restrict__ s1, u8* __restrict__ q2, u8* __restrict__ s2, u8* __restrict__ q3,  \
       u8* __restrict__ s3
 #define QUANT_ARGS kept, q0, s0, q1, s1, q2, s2, q3, s3
 
-DEVICE void load_weight(const float* weight, int column, float (&w)[8]) {
-  float4 a = *(const float4*)(weight + column), b = *(const float4*)(weight + column + 4);
-  w[0] = a.x, w[1] = a.y, w[2] = a.z, w[3] = a.w, w[4] = b.x, w[5] = b.y, w[6] = b.z, w[7] = b.w;
+// Adds `other` to y, rounded to bf16, whose bits it returns.
+DEVICE uint4 add_bf16(float (&y)[8], const uint4& other) {
+  float more[8];
+  unpack8(other, more);
+#pragma unroll
+  for (int i = 0; i < 8; i++) y[i] += more[i];
+  const uint4 bits = pack8(y);
+  unpack8(bits, y);
+  return bits;
 }
-
 // y · root · w in bf16.
 DEVICE uint4 normed(const float (&y)[8], float root, const float (&w)[8]) {
   float of[8];
@@ -34,12 +35,6 @@ DEVICE uint4 normed(const float (&y)[8], float root, const float (&w)[8]) {
   return pack8(of);
 }
 
-template <int LANES>
-DEVICE float lanes_max(float x) {
-#pragma unroll
-  for (int d = LANES / 2; d; d >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, d));
-  return x;
-}
 // Of eight values; a NaN does not count.
 DEVICE u32 largest_bf16(const uint4& v, u32 top = 0) {
   top = largest_bf16x2(largest_bf16x2(largest_bf16x2(largest_bf16x2(top, v.x), v.y), v.z), v.w);
@@ -74,7 +69,7 @@ DEVICE void emit_fp8(const uint4& v, i64 at, float scale, u8* q, bool live) {
   if (live) *(uint2*)(q + at) = codes;
 }
 DEVICE void emit_fp8_block(const uint4& v, i64 row, int column, u8* q, float* s, bool live) {
-  float scale = lanes_max<16>(live ? largest(v) : 0.0f) / 448.0f;
+  float scale = lane_max<16>(live ? largest(v) : 0.0f) / 448.0f;
   scale = scale == 0.0f ? 1.0f : scale;
   uint2 codes = codes8<true>(v, scale);
   if (live) *(uint2*)(q + row * K + column) = codes;
@@ -105,7 +100,7 @@ DEVICE float token_scale(const uint4 (&v)[COUNT], u32* tops) {
 #endif
 DEVICE void emit_nvfp4(const uint4& v, i64 at, float input_scale, u8* q, u8* s, bool live) {
   float gain = 1.0f / input_scale;
-  u8 code = to_e4m3(lanes_max<2>(largest(v)) / 6.0f * gain);
+  u8 code = to_e4m3(lane_max<2>(largest(v)) / 6.0f * gain);
   float scale = from_e4m3(code);
   float y[8];
   unpack8(v, y);
@@ -138,4 +133,24 @@ DEVICE void emit(const uint4& v, i64 row, int column, bool live, const float* sc
 #pragma unroll
   for (int i = 0; i < COPIES; i++) emit_nvfp4(v, at, scales[i], q[i], s[i], live);
 #endif
+}
+
+// Stores a row that is normed: of y · root · w a thread has COUNT times eight columns, at a stride
+// of N_THREADS. The caller synchronises before the next row.
+template <int N_THREADS, int COUNT>
+DEVICE void emit_normed(const float (&y)[COUNT][8], float root, const float (&w)[COUNT][8], i64 row,
+                        const float* scales, QUANT_OUTPUTS) {
+  uint4 bits[COUNT];
+#pragma unroll
+  for (int v = 0; v < COUNT; v++) bits[v] = normed(y[v], root, w[v]);
+#if QUANT == 4
+  __shared__ u32 tops[N_THREADS / 32];
+  const float token = token_scale<N_THREADS>(bits, tops);
+  scales = &token;
+#endif
+#pragma unroll
+  for (int v = 0; v < COUNT; v++) {
+    const int column = (v * N_THREADS + threadIdx.x) * 8;
+    emit(bits[v], row, column, column < K, scales, QUANT_ARGS);
+  }
 }

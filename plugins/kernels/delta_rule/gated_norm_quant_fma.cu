@@ -44,14 +44,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int column = blockIdx.x * COLUMNS + threadIdx.x * 8;
   const bool live = threadIdx.x * 8 < COLUMNS && column < K;
   float w[8];
-  load_weight(weight, column % DIM, w);
+  load8(weight + column % DIM, w);
   float known[COPIES] = {};
 #if QUANT == 1 || QUANT == 3
 #pragma unroll
   for (int i = 0; i < COPIES; i++) known[i] = scales[i];
 #endif
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   uint4 x[ROWS], gate[ROWS];
 #pragma unroll
   for (int r = 0; r < ROWS; r++) {

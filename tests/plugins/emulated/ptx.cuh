@@ -292,6 +292,7 @@ inline void widen(u32 codes, u32& low, u32& high) {
 // ---- shared memory and copies ------------------------------------------------------------------
 inline void wait_for_previous() {}
 inline void launch_dependents() {}
+inline void wait_then_launch_dependents() {}
 inline u32 shared_address(u32 at) { return at; }
 inline u32 shared_address(const void* p) { return (u32)((const u8*)p - dynamic); }
 inline u8* shared(u32 at, u32 bytes) {

@@ -159,8 +159,7 @@ DEVICE void reorder_rows(const u8* x, u8* out, int tokens) {
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     moe_count(const int* ids, int* ranks, int tokens) {
   __shared__ int count[EXPERTS];
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   rank_pairs(ids, tokens * K1, ranks, count);
   __syncthreads();
   int* const counts = ranks + tokens * K1 + blockIdx.x * EXPERTS;
@@ -168,8 +167,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     moe_sort(const int* ids, int* ranks, int* order, int4* tiles, int tokens) {
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   sort_pairs(ids, tokens * K1, ranks, ranks + tokens * K1, order, tiles);
 }
 #else
@@ -177,8 +175,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     moe_sort(const u8* x, const int* ids, u8* reordered, int* ranks, int* order, int4* tiles,
              int tokens) {
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   if (blockIdx.x < SORTERS) sort_pairs(ids, tokens * K1, ranks, nullptr, order, tiles);
   else reorder_rows(x, reordered, tokens);
 }

@@ -306,8 +306,7 @@ DEVICE void wide(const Operands& o, void* to, float* h_scale) {
   r.open<DEPTH>(4 + PRODUCERS, CONSUMERS / 32 * WARP_ARRIVALS);
   if (threadIdx.x < BLOCK_M) shared.most[0][threadIdx.x] = 0;
   __syncthreads();
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   if (threadIdx.x >= CONSUMERS) {
     fewer_registers<32>();
     produce_all<UP>(r, o);
@@ -321,8 +320,7 @@ DEVICE void wide(const Operands& o, void* to, float* h_scale) {
 template <bool UP>
 DEVICE void quantise_row(const void* in, u8* codes, float* scales) {
   constexpr int K = Side<UP>::K, TURNS = (K + 255) / 256;
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   const u64 row = blockIdx.x;
   float v[TURNS][8] = {}, top = 0.0f;
 #pragma unroll
