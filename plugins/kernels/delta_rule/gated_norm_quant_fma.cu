@@ -1,9 +1,9 @@
 // Gated RMSNorm per head, then bf16 and quantised copies: gated_norm and gated_norm_quant.
 //
 // y = o / sqrt(mean_head(o²) + eps) · weight · silu(z). o, y bf16 [rows, K]; z is in packed
-// [rows, PACKED] from column OFFSET on; weight f32 [DIM]. Grid (K / COLUMNS, rows): a block holds
-// whole heads of one row, eight neighbouring columns a thread; a head's sum goes through shared
-// memory in the order of its columns.
+// [rows, PACKED] from column OFFSET on; weight f32 [DIM]. Grid (K / COLUMNS, rows / ROWS): a block
+// holds whole heads of ROWS rows, all loaded first, eight neighbouring columns a thread; a head's
+// sum goes through shared memory in the order of its columns.
 // Z_ALIGNED: z's rows start on 16-byte boundaries, so that one load reads eight.
 // 1 / 32 / 128 / 1024 rows of 48 x 128, H200: fp8 1.1 / 1.5 / 2.5 / 11.1 us, nvfp4 1.3 / 2.0 / 3.0
 // / 14.2. Measured variants: benchmarks/log/delta_rule/gated_norm_quant_fma.md.

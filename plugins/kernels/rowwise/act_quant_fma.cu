@@ -5,7 +5,8 @@
 //   ACT 0: y = x            ACT 1: y = silu(x[:K]) · x[K:2K]
 //   ACT 2: y = x · sigmoid(gate), gates in qkv [rows, QKV] at 2·HEAD_DIM·head + HEAD_DIM
 // Bound by bandwidth: a 16-byte load per operand and a store, no shared memory. Of fp8_token a
-// block has a row, VECS times eight columns a thread; of few long rows a cluster of PARTS blocks.
+// block has a row, VECS times eight columns a thread, kept as bf16 so that BLOCKS share a
+// multiprocessor; of few long rows a cluster of PARTS blocks.
 // 1 / 32 / 128 / 1024 rows of 2 x 17408, H200: fp8 1.1 / 2.2 / 2.8 / 21.7 us, nvfp4 1.2 / 3.5 / 4.6
 // / 31.2 (variants: benchmarks/log/rowwise/act_quant_fma.md).
 #include "common/early.cuh"

@@ -4,6 +4,7 @@
 // `order`: pairs by expert. `tiles`: [0].x is their number, then (expert, first place in `order`,
 // count). Where in its tile a pair is depends on a race of atomics; no result does, since a
 // token's column of a product does not depend on its neighbours.
+// Variants: benchmarks/log/moe/experts_wide_wgmma_sm90.md.
 // Macros: SORT_BLOCKS, if given: so many blocks sort without a cluster, in two launches.
 #pragma once
 #include "moe/experts/experts_common.cuh"
