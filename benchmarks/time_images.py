@@ -1,18 +1,16 @@
 """The vision tower of a published size, the first token of an image, and what others wait for it.
 
 `python -m benchmarks.time_images LAYOUT…` (`27b:nvfp4 35b-a3b:nvfp4`; a layout gets the published
-tower of 27 blocks) builds an engine of each in `--engines`, and prints of it:
+tower of 27 blocks) builds an engine of each in `engines/`, and prints of it:
 
-- the tower alone at `--grids` (rows x columns of the residual stream; each row has four patches):
-  milliseconds, and its products a second next to the card's bf16 rate;
+- the tower alone at GRIDS (each row of the residual stream has four patches): milliseconds, and its
+  products a second next to the card's bf16 rate;
 - milliseconds from a request to its first token, for a text and for a prompt with one image that
   the engine has not seen and as many tokens; and of a core before that, to decode a PNG of that
   size: with the client's part, what the image takes above the text;
-- the gaps between tokens of `--texts` sequences that decode, with prefill bounded by `--itl-ms`:
-  without images, and while `--screens` requests with an image of the first grid each come at once,
-  with the times to the first tokens of these.
-
-Medians of `--times`.
+- the gaps between tokens of TEXTS sequences that decode, with prefill bounded by `--itl-ms`:
+  without images, and while SCREENS requests with an image of the first grid each come at once, with
+  the times to the first tokens of these.
 """
 
 import argparse
@@ -48,6 +46,10 @@ WARM = 10  # steps of the texts before the images come
 BUILD = "--decode 1,8,32 --prefill 64,256,1024,2048 --max-context 4096 --max-seqs 32 "
 BUILD += "--kv-tokens 98304 --max-image-pixels 2097152 --drafts 0 --no-record"
 IDS = 100_000  # ids of drawn prompts are below
+GRIDS = ((34, 60), (16, 16), (8, 8))  # rows x columns of the residual stream
+TIMES = 7
+TEXTS, SCREENS = 8, 16  # sequences that decode; images that come at once
+TOKENS = 600  # most that a text decodes
 
 
 def with_tower(layout: str, folder: Path) -> Path:
@@ -87,21 +89,21 @@ def screen(width: int, height: int) -> Pillow.Image:
     return found
 
 
-def tower_ms(engine: Engine, grid: tuple[int, int], times: int) -> float:
+def tower_ms(engine: Engine, grid: tuple[int, int]) -> float:
     """Median milliseconds of one launch of the smallest bucket for the grid."""
     loaded, rows = engine.loaded, grid[0] * grid[1]
     assert loaded.vision is not None
     bucket = next(n for n in loaded.buckets(VISION) if n >= rows)
     buffers = engine.memory.buffers(VISION, bucket, 0)
     fill_inputs(buffers, picture(grid, 0), loaded.vision, 0)
-    return median_ms(lambda: loaded.executors[VISION, bucket].launch(buffers)(), times)
+    return median_ms(lambda: loaded.executors[VISION, bucket].launch(buffers)())
 
 
-def median_ms(call: Callable[[], object], times: int) -> float:
-    """After one call that is not counted."""
+def median_ms(call: Callable[[], object]) -> float:
+    """Of TIMES, after one call that is not counted."""
     call()
     found = []
-    for _ in range(times):
+    for _ in range(TIMES):
         start = time.perf_counter()
         call()
         found.append(time.perf_counter() - start)
@@ -153,7 +155,7 @@ def under_load(
                     gaps.append((now - seen[event.request_id]) * 1e3)
                     seen[event.request_id] = now
                 if event.finish is not None:
-                    raise SystemExit("a text ended before the last image's first token: --tokens")
+                    raise SystemExit("a text ended before the last image's first token")
             elif event.request_id in waiting:
                 waiting.remove(event.request_id)
                 firsts.append((now - start) * 1e3)
@@ -170,25 +172,25 @@ def shares(found: Sequence[float]) -> str:
     return f"p50 {p50:.1f}, p99 {p99:.1f}, most {max(found):.1f} ms"
 
 
-def built(layout: str, engine: Path, options: str) -> Path:
+def built(layout: str, engine: Path) -> Path:
     """Builds the engine of a layout; returns the folder of its configs."""
     folder = with_tower(layout, engine.parent / f"{engine.name}_configs")
     command = [sys.executable, "-P", "-m", "spark_engine.builder.cli", str(folder)]
-    subprocess.run([*command, "-o", str(engine), *options.split()], check=True)
+    subprocess.run([*command, "-o", str(engine), *BUILD.split()], check=True)
     return folder
 
 
-def time_grid(engine: Engine, grid: tuple[int, int], tower: VisionConfig, times: int) -> None:
+def time_grid(engine: Engine, grid: tuple[int, int], tower: VisionConfig) -> None:
     """Prints the tower's time and those of first tokens for images of a grid."""
     info, here, rows = engine.loaded.vision, present(), grid[0] * grid[1]
     assert info is not None
-    alone = tower_ms(engine, grid, times)
+    alone = tower_ms(engine, grid)
     rate = products(rows, tower) / alone * 1e3
     share = f" ({rate / here.bf16_flops:.0%} of the bf16 rate)" if here else ""
     print(f"tower {4 * rows} patches: {alone:.2f} ms, {rate / 1e12:.0f} TFLOP/s{share}", flush=True)
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     rng, texts, images = np.random.default_rng(7), list[Request](), list[Request]()
-    for seed in range(times + 1):
+    for seed in range(TIMES + 1):
         texts.append(Request(tuple(prompt_of(rng, rows, None)), params))
         ids = tuple(prompt_of(rng, rows, info))
         images.append(Request(ids, params, images=(picture(grid, seed, PLACE),)))
@@ -198,8 +200,8 @@ def time_grid(engine: Engine, grid: tuple[int, int], tower: VisionConfig, times:
     file, size = io.BytesIO(), (32 * grid[1], 32 * grid[0])
     screen(*size).save(file, "PNG")
     data = file.getvalue()
-    read = median_ms(lambda: Pillow.open(io.BytesIO(data)).load(), times)
-    whole = median_ms(partial(decode, data, info), times)
+    read = median_ms(lambda: Pillow.open(io.BytesIO(data)).load())
+    whole = median_ms(partial(decode, data, info))
     print(
         f"first token of {WORDS + rows + 2} tokens: text {text:.1f} ms, image {image:.1f}: tower "
         f"{alone:.1f}, other {image - text - alone:.1f}; before it {whole:.1f} to decode a PNG of "
@@ -209,50 +211,42 @@ def time_grid(engine: Engine, grid: tuple[int, int], tower: VisionConfig, times:
     )
 
 
-def time_load(engine: Engine, grid: tuple[int, int], args: argparse.Namespace) -> None:
+def time_load(engine: Engine, grid: tuple[int, int], itl_ms: float) -> None:
     """Prints the gaps of texts without and with images that come at once."""
     info, rows = engine.loaded.vision, grid[0] * grid[1]
     assert info is not None
     rng, first = np.random.default_rng(8), SamplingParams(max_tokens=1, ignore_eos=True)
-    for count in (0, args.screens):
-        on = SamplingParams(max_tokens=args.tokens, ignore_eos=True)
-        texts = [Request(tuple(prompt_of(rng, 0, None)), on) for _ in range(args.texts)]
+    for count in (0, SCREENS):
+        on = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+        texts = [Request(tuple(prompt_of(rng, 0, None)), on) for _ in range(TEXTS)]
         others = [
             Request(tuple(prompt_of(rng, rows, info)), first, images=(picture(grid, seed, PLACE),))
             for seed in range(100, 100 + count)
         ]
-        gaps, firsts = under_load(engine, texts, others, args.tokens // 2)
-        over = sum(gap > args.itl_ms for gap in gaps)
-        said = f"{args.texts} texts, {count} images of {4 * rows} patches at once: gaps "
-        said += f"{shares(gaps)}; {over} of {len(gaps)} over {args.itl_ms:g} ms"
+        gaps, firsts = under_load(engine, texts, others, TOKENS // 2)
+        over = sum(gap > itl_ms for gap in gaps)
+        said = f"{TEXTS} texts, {count} images of {4 * rows} patches at once: gaps "
+        said += f"{shares(gaps)}; {over} of {len(gaps)} over {itl_ms:g} ms"
         print(said + (f"; first tokens {shares(firsts)}" if firsts else ""), flush=True)
 
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("layouts", nargs="+", metavar="LAYOUT")
-    parser.add_argument("--engines", type=Path, default=Path("engines"), help="folder of engines")
-    parser.add_argument("--build", default=BUILD, help="options of the build")
-    parser.add_argument("--grids", default="34x60,16x16,8x8", help="rows x columns, a list")
-    parser.add_argument("--times", type=int, default=7)
-    parser.add_argument("--texts", type=int, default=8, help="sequences that decode")
-    parser.add_argument("--screens", type=int, default=16, help="images that come at once")
-    parser.add_argument("--tokens", type=int, default=600, help="most that a text decodes")
     parser.add_argument("--itl-ms", type=float, default=60.0)
     args = parser.parse_args(words)
-    grids = [(int(a), int(b)) for a, _, b in (g.partition("x") for g in args.grids.split(","))]
     for layout in args.layouts:
-        path = args.engines / f"images_{Path(layout).name.replace(':', '_')}"
-        tower = open_model(built(layout, path, args.build)).config.vision
+        path = Path("engines") / f"images_{Path(layout).name.replace(':', '_')}"
+        tower = open_model(built(layout, path)).config.vision
         assert tower is not None
         print(layout, flush=True)
         engine = Engine(load(path, 0, 1, cache_bytes=0), EngineOptions(swap_bytes=0))
-        for grid in grids:
-            time_grid(engine, grid, tower, args.times)
+        for grid in GRIDS:
+            time_grid(engine, grid, tower)
         engine.close()
         options = EngineOptions(swap_bytes=0, policy=PrefillPolicy(itl_ms=args.itl_ms))
         engine = Engine(load(path, 0, 1, cache_bytes=0), options)
-        time_load(engine, grids[0], args)
+        time_load(engine, GRIDS[0], args.itl_ms)
         engine.close()
 
 

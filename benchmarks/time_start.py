@@ -5,9 +5,6 @@ and every file but the weights verified), device (context), memory (states, tabl
 by family (cubins, the capture), and the wait for the weights, which are read meanwhile; then the
 command to `/ready`. With `--build CONFIG` it builds ENGINE first, and again unchanged, by the
 stages of the build's report; a new parent folder of ENGINE has no kernels and no times.
-`python -m benchmarks.time_start --file GIB [FOLDER]` writes a file of that size and times `Upload`
-over numbers of threads and sizes of pieces: best and worst of three, GB/s. The file is in the page
-cache in all cases if it was written or read shortly before.
 """
 
 import argparse
@@ -20,11 +17,6 @@ import time
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
-
-import numpy as np
-
-CHUNK = 64 << 20
-LANES, PIECES = (4, 8, 16), (1 << 20, 4 << 20, 16 << 20)
 
 
 def stages(folder: Path) -> None:
@@ -93,53 +85,16 @@ def built(config: Path, folder: Path) -> None:
     print(f"  built in {time.perf_counter() - start:.1f} s")
 
 
-def upload(size: int, folder: Path) -> None:
-    """Prints GB/s by threads and pieces."""
-    from spark_engine.device.gpu import Gpu
-    from spark_engine.device.resources import DeviceResources
-    from spark_engine.runtime.executors import upload as module
-
-    path = folder / "upload_trial"
-    block = np.random.default_rng(0).bytes(CHUNK)
-    with path.open("wb") as file:
-        for _ in range(size // CHUNK):
-            file.write(block)
-    gpu = Gpu()
-    try:
-        for piece in PIECES:
-            module.PIECE = piece
-            for lanes in LANES:
-                rates = []
-                for _ in range(3):
-                    digests: dict[int, str] = {}
-                    start = time.perf_counter()
-                    resources = DeviceResources(gpu)
-                    module.Upload(resources, path, CHUNK, digests.__setitem__, lanes).wait()
-                    rates.append(size / (time.perf_counter() - start) / 1e9)
-                    resources.close()
-                    assert len(set(digests.values())) == 1, "equal chunks have equal digests"
-                print(f"  pieces of {piece >> 20:2d} MiB, {lanes:2d} threads: "
-                      f"{max(rates):6.2f} GB/s, worst {min(rates):6.2f}")  # fmt: skip
-    finally:
-        path.unlink()
-        gpu.close()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", default=Path("/tmp"))
+    parser.add_argument("folder", type=Path)
     parser.add_argument("--build", type=Path, metavar="CONFIG", help="build the engine first")
-    parser.add_argument("--file", type=float, help="GiB of a file to upload")
     given = parser.parse_args()
-    if given.file:
-        print(f"upload of {given.file:g} GiB")
-        upload(int(given.file * (1 << 30)) // CHUNK * CHUNK, given.folder)
-    else:
-        print(given.folder)
-        for _ in range(2 if given.build else 0):
-            built(given.build, given.folder)
-        stages(given.folder)
-        served(given.folder)
+    print(given.folder)
+    for _ in range(2 if given.build else 0):
+        built(given.build, given.folder)
+    stages(given.folder)
+    served(given.folder)
 
 
 if __name__ == "__main__":

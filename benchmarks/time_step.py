@@ -27,8 +27,8 @@ costs promises most for. A round that keeps drafts folds them into the states, t
 
 `--per-launch` times every launch of these steps and rounds, and of `--prefill` buckets, one by one
 and each bucket as one graph, into a file of runs (`steps.launch_times`); with several ranks on all
-at once. `--drawn` leaves contexts uncomputed. `--host` also times the parts of the loop on the
-host; `--no-graphs` queues launches one by one.
+at once. `--host` also times the parts of the loop on the host; `--no-graphs` queues launches one by
+one.
 """
 
 import argparse
@@ -251,9 +251,7 @@ def measure_launches(bench: Bench, args: argparse.Namespace, known: Row) -> list
 
     drafts = [int(k) for k in args.drafts if k != AUTO]
     for npl in args.rows:
-        given = (bench, npl, drafts, args.ctx)
-        found = launch_times.of_drawn(*given) if args.drawn else None
-        for row in found or launch_times.of_steps(*given, args.steps):
+        for row in launch_times.of_steps(bench, npl, drafts, args.ctx, args.steps):
             keep(row)
     for tokens in args.prefill:
         if tokens > capacity(limits) or (PREFILL, tokens // PREFILL_TILE) not in bench.executors:
@@ -292,10 +290,10 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("config", type=Path, help="the configs it was built from: folder or layout")
     parser.add_argument("--build", metavar="OPTIONS", help="build ENGINE first with these options")
     parser.add_argument("--against", metavar="OPTIONS", help="of another engine to compare with")
-    parser.add_argument("--tp", type=int, help="ranks of the engine that --build makes")
+
     parser.add_argument("--built-in", type=float, help="seconds that its default build took before")
     usual = "default 1,8,32,64,128; of a default build also 65 and 96"
-    parser.add_argument("--rows", "--npl", type=numbers, help=f"sequences, a list; {usual}")
+    parser.add_argument("--rows", type=numbers, help=f"sequences, a list; {usual}")
     parser.add_argument("--ctx", type=int, default=1024, help="tokens of each prompt")
     parser.add_argument("--steps", type=int, default=48, help="timed steps of each width")
     parser.add_argument("--drafts", type=drafts, default=(), help="of a round, a list, or auto")
@@ -305,22 +303,20 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--no-graphs", dest="graphs", action="store_false", help="launch by launch")
     parser.add_argument("--per-launch", action="store_true", help="time every launch")
     parser.add_argument("--prefill", type=numbers, default=(), help="tokens of a prompt, a list")
-    parser.add_argument("--drawn", action="store_true", help="with --per-launch: no contexts")
+
     parser.add_argument("--commit", help="default the tree's, or SPARK_COMMIT's")
     parser.add_argument("--out", type=Path, help="file of rows, or of runs, to add to")
     args = parser.parse_args(words)
-    if args.drawn and not args.per_launch:
-        parser.error("--drawn belongs to --per-launch")
+
     if args.per_launch and (args.host or not args.graphs or args.acceptance):
         parser.error("--host, --no-graphs and --acceptance do not apply to --per-launch")
     if args.per_launch and args.against is not None:
         parser.error("--against compares steps and rounds: leave --per-launch out")
     if args.acceptance and not args.drafts:
         parser.error("--acceptance belongs to --drafts")
-    for name in ("tp", "against"):
-        if getattr(args, name) is not None and args.build is None:
-            parser.error(f"--{name} is an option of the build: give --build as well")
-    args.default = args.built_in is not None or (args.build == "" and args.tp is None)
+    if args.against is not None and args.build is None:
+        parser.error("--against is an option of the build: give --build as well")
+    args.default = args.built_in is not None or args.build == ""
     args.rows = args.rows or (DEFAULT_ROWS if args.default else ROWS)
     return args
 
@@ -365,10 +361,7 @@ def measured(args: argparse.Namespace, engine: Path, before: float, took: float)
     known |= {} if args.graphs else {"graphs": False}
     known |= {"start_to_ready_s": round(bench.ready, 2), "command": command(args)}
     known |= {"commit": args.commit or commit_here(), "date": str(date.today())}
-    if args.drawn and manifest.ranks > 1:
-        raise SystemExit(
-            "--drawn: contexts of an engine of several ranks are computed; leave it out"
-        )
+
     rows = (measure_launches if args.per_launch else measure_steps)(bench, args, known)
     bench.engine.close()
     return rows
@@ -379,7 +372,6 @@ def main(words: Sequence[str] | None = None) -> None:
     args = arguments(words)
     args.config, took = folder_of(args.config), 0.0
     if args.build is not None:
-        args.build += f" --tp {args.tp}" if args.tp else ""
         took = build(args.config, args.engine, args.build)
     rows = measured(args, args.engine, took, took if args.built_in is None else args.built_in)
     if args.against is None:

@@ -7,8 +7,7 @@ fastest), and prints what no kernel on them is below: its bytes of DRAM at what 
 there, or its operations at the rate that mma.sync reaches there in a
 plain loop over registers (`mma_rate`), whichever is longer. e4m3 products count at bf16's rate:
 Hopper makes them of two of f16. Tensors that two launches share count as DRAM where they are
-larger than half of L2 (`node_work`). `--out FILE` keeps what docs/results/ shows; `--estimate`
-needs no GPU: the floors at the rates of the FILE that was kept.
+larger than half of L2 (`node_work`). `--out FILE` keeps what docs/results/ shows.
 """
 
 import argparse
@@ -24,8 +23,7 @@ from typing import Any
 
 from benchmarks.graphs import each_seconds, target_here
 from benchmarks.node_work import amounts
-from benchmarks.rehearsal.reporter import PREFILLS
-from benchmarks.result_files import REHEARSED, ROOT, commit_here, read, write
+from benchmarks.result_files import ROOT, commit_here, read, write
 from benchmarks.steps.launch_times import machine
 from benchmarks.weightless_plan import decided_of, label_of, options, work_of
 from spark_engine.builder.native import nvrtc
@@ -35,10 +33,10 @@ from spark_engine.builder.native.tactics import TacticChoice, Work
 from spark_engine.device.gpu import Gpu
 from spark_engine.device.resources import DeviceResources
 from spark_engine.interface import PREFILL
-from spark_engine.kernel import GB10, H200, Plan, Shape, Target, rehearsal
+from spark_engine.kernel import Plan, Shape, Target
 from spark_engine.plugins.registry import REGISTRY, STANDARD
 
-KEPT = REHEARSED / PREFILLS
+TOKENS = 4096  # of the prompt
 TRIPS, WARPS, CHAINS = 4096, 8, 8  # of the loop of products; sums of a warp that do not wait
 NEAR = 1.3  # times the least predicted cost that a tactic may have to be timed
 PRODUCT = 2 * 16 * 8 * 16  # operations of an m16n8k16
@@ -86,7 +84,7 @@ class Kind:
     Attributes:
         node: their name without numbers of layers.
         count: how many the bucket has.
-        us: of one, measured; None where it was not.
+        us: of one, measured; None where it could not be.
         bytes_us, ops_us: of one, what its bytes and its operations ask for.
     """
 
@@ -110,17 +108,15 @@ def bucket(model: str, tokens: int, target: Target) -> BucketTactics:
     return next(d for d in found if d.size.family == PREFILL)
 
 
-def kinds(
-    decided: BucketTactics, known: Row, timer: GpuTimer | None, only: Sequence[str] = ()
-) -> Iterator[Kind]:
-    """The bucket's nodes, equal ones once, or those of some ops; timed where there is a timer.
+def kinds(decided: BucketTactics, known: Row, timer: GpuTimer) -> Iterator[Kind]:
+    """The bucket's nodes, equal ones once, timed.
 
     `known`: "read" in bytes a second, "mma" in operations a second, "l2_bytes".
     """
     tokens = decided.size.rows * decided.size.tile
     found: dict[tuple[object, ...], tuple[str, Work, TacticChoice, int]] = {}
     for node, choice in decided.nodes:
-        if choice.tactic is None or (only and node.op not in only):
+        if choice.tactic is None:
             continue
         work, label = work_of(node, decided.size, tokens), label_of(node.name)
         key = (label if work.op is None else "", *work.key)
@@ -152,11 +148,9 @@ def near(choice: TacticChoice) -> list[str]:
     return [name for name, cost in choice.candidates.items() if cost <= NEAR * choice.seconds]
 
 
-def fastest(work: Work, choice: TacticChoice, timer: GpuTimer | None) -> tuple[str, float | None]:
-    """The tactic's name and its seconds; without a timer the predicted one."""
+def fastest(work: Work, choice: TacticChoice, timer: GpuTimer) -> tuple[str, float | None]:
+    """The tactic's name and its seconds; None where none of them can be timed."""
     assert choice.tactic is not None
-    if timer is None:
-        return choice.tactic.name, None
     cuda = work.op.cuda if work.op is not None else STANDARD[work.name]
     tactics = [t for t in cuda.tactics if t.name in near(choice)]
     plans = [(t, t.plan(work.attrs, work.ins, target_here())) for t in tactics]
@@ -182,9 +176,10 @@ def lines(rows: Sequence[Kind], layers: int) -> Iterator[str]:
             f"{k.node} ({k.op}, {k.tactic})"
         )
     measured, floor = summed(rows)
-    each = f"{measured:.1f} ms, {measured / layers:.2f} a layer" if measured else "not measured"
-    ratio = f": {measured / floor:.2f} times" if measured else ""
-    yield f"all: {each}; floor {floor:.1f} ms, {floor / layers:.2f} a layer{ratio}"
+    yield (
+        f"all: {measured:.1f} ms, {measured / layers:.2f} a layer; floor {floor:.1f} ms, "
+        f"{floor / layers:.2f} a layer: {measured / floor:.2f} times"
+    )
 
 
 def layers_of(decided: BucketTactics) -> int:
@@ -203,19 +198,10 @@ def keep(path: Path, run: Row) -> None:
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="qwen36-35b-a3b", help="as published.py names them")
-    parser.add_argument("--tokens", type=int, default=4096, help="of the prompt, in tiles of 64")
-    parser.add_argument("--estimate", action="store_true", help="floors alone, without a GPU")
-    parser.add_argument("--only", default="", help="ops to time, a list; default all")
-    parser.add_argument("--commit", help="by default the tree's, or SPARK_COMMIT's")
     parser.add_argument("--out", type=Path, help="JSON file of the rows")
     args = parser.parse_args(words)
-    target = rehearsal(GB10, H200) if args.estimate else target_here()
-    decided = bucket(args.model, args.tokens, target)
-    if args.estimate:
-        kept = read(KEPT)["runs"][-1]
-        rows = [*kinds(decided, kept["machine"], None)]
-        print("\n".join(lines(rows, layers_of(decided))))
-        return
+    target = target_here()
+    decided = bucket(args.model, TOKENS, target)
     with closing(Gpu()) as gpu:
         known = machine(gpu) | {"mma": round(mma_rate(gpu) / 1e9) * 1e9}
     print(json.dumps(known), flush=True)
@@ -225,14 +211,14 @@ def main(words: Sequence[str] | None = None) -> None:
         nvrtc.compile_all(jobs, target, cubins, os.cpu_count() or 1)
         with GpuTimer(target, cubins, times) as timer:
             rows = []
-            for kind in kinds(decided, known, timer, [w for w in args.only.split(",") if w]):
+            for kind in kinds(decided, known, timer):
                 rows.append(kind)  # printed at once: a run may be cut off
                 print(f"{kind.count:3} x {kind.us} us, {kind.node} ({kind.op})", flush=True)
     print("\n".join(lines(rows, layers_of(decided))), flush=True)
     if args.out:
         measured, floor = summed(rows)
-        run = {"model": args.model, "tokens": args.tokens, "layers": layers_of(decided)}
-        run |= {"machine": known, "commit": args.commit or commit_here()}
+        run = {"model": args.model, "tokens": TOKENS, "layers": layers_of(decided)}
+        run |= {"machine": known, "commit": commit_here()}
         run |= {"date": str(date.today())}
         run |= {"ms": round(measured, 3), "floor_ms": round(floor, 3)}
         keep(args.out, run | {"rows": [asdict(k) for k in rows]})

@@ -1,7 +1,7 @@
 """What drafts from the text bring to a recorded conversation of an agent that edits files.
 
 `python -m benchmarks.steps.agent_trace [ENGINE]` takes `bench/agent.json` (`--replay FILE`: another
-recording) and the embedded model's tokenizer. It prints tokens per round, up to three times:
+recording) and the embedded model's tokenizer. It prints tokens per round, twice:
 
 - counted: the recorded answers without an engine. Each round has the drafts that `match_drafts`
   finds before the recorded position; a draft is kept where the recorded id is the same. The rates
@@ -9,11 +9,9 @@ recording) and the embedded model's tokenizer. It prints tokens per round, up to
 - forced: the recorded answers by the ENGINE itself (`steps.scripted`), which chooses the number of
   drafts in each round: without drafts, with those of its head, which are right by `--head`, and
   with the text's, too. Tokens a second are of this machine.
-- run (`--run`): the ENGINE's own greedy answers to the same prompts, one after the other, without
-  drafts, with drafts as it chooses, and with the largest k in every round.
 
 ENGINE has buckets of one sequence and was built with --draft-suffix; it may be any that has the
-ids, e.g. one of drawn weights. `--build OPTIONS --config CONFIG` builds it first.
+ids, e.g. one of drawn weights.
 """
 
 import argparse
@@ -27,10 +25,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.published import folder_of
 from benchmarks.result_files import ROOT
 from benchmarks.steps.scripted import LEAST, Script, following, scripted
-from benchmarks.time_step import build
 from spark_engine.bench.replay import OWN, read
 from spark_engine.engine_file import read_manifest
 from spark_engine.interface import DRAFT_HEAD, MOST_DRAFTS
@@ -140,15 +136,11 @@ class Ran:
         return f"{self.tokens} tokens, {a_round:.2f} a round, {rate} ({each})"
 
 
-def run(
-    folder: Path, turns: Sequence[Turn], script: Script | None = None, **options: object
-) -> Ran:
-    """An engine's own answers, or with a script the recorded ones; as many tokens as are recorded.
-    Raises SystemExit where a script was not followed."""
+def run(folder: Path, turns: Sequence[Turn], script: Script, **options: object) -> Ran:
+    """The recorded answers by an engine. Raises SystemExit where the script was not followed."""
     with ExitStack() as undo:
-        loaded, graphs = load(folder), ExitStack()
-        if script is not None:
-            loaded = scripted(loaded, script, graphs.callback)
+        graphs = ExitStack()
+        loaded = scripted(load(folder), script, graphs.callback)
         engine = Engine(loaded, EngineOptions(**options))  # type: ignore[arg-type]
         undo.callback(engine.close)
         undo.callback(graphs.close)  # before the engine closes the device
@@ -156,10 +148,9 @@ def run(
         for prompt, answer in turns:
             if len(prompt) + len(answer) >= capacity(loaded.limits):
                 raise SystemExit(f"{len(prompt)} tokens of prompt: use a larger --max-context")
-            most, bound = max(2, len(answer)), None
-            if script is not None:
-                script.begin(prompt, answer)
-                bound = ConstraintSpec(forced=tuple(answer[:1]))
+            script.begin(prompt, answer)
+            bound = ConstraintSpec(forced=tuple(answer[:1]))
+            most = max(2, len(answer))
             params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
             engine.submit(Request(tuple(prompt), params, constraint=bound))
             said, start = list[int](), 0.0
@@ -168,7 +159,7 @@ def run(
                 start = start or (time.perf_counter() if said else 0.0)
             found.seconds += time.perf_counter() - start
             found.tokens += len(said) - 1
-            if script is not None and said != answer:
+            if said != answer:
                 raise SystemExit(f"the engine did not follow its script: {said}, not {answer}")
         after = engine.stats()["rounds_by_k"]
     found.by_k = {k: n - before.get(k, 0) for k, n in after.items()} or {0: found.tokens}
@@ -181,9 +172,6 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("engine", nargs="?", type=Path, help="built with --draft-suffix")
     parser.add_argument("--replay", type=Path, default=ROOT / "bench" / "agent.json")
     parser.add_argument("--head", default="0.8,0.75,0.7", help="how often its drafts are right")
-    parser.add_argument("--run", action="store_true", help="also the engine's own answers")
-    parser.add_argument("--build", metavar="OPTIONS", help="build ENGINE first with these options")
-    parser.add_argument("--config", type=Path, help="with --build: folder of configs, or layout")
     args = parser.parse_args(words)
     turns = turns_of(args.replay)
     sizes = [(len(prompt), len(answer)) for prompt, answer in turns]
@@ -192,8 +180,6 @@ def main(words: Sequence[str] | None = None) -> None:
     print("\n".join(counted_lines(turns, head)), flush=True)
     if args.engine is None:
         return
-    if args.build is not None:
-        build(folder_of(args.config), args.engine, args.build)
     states = read_manifest(args.engine).states
     has_head = any(state.spec.name.startswith(DRAFT_HEAD) for state in states)
     own = head if has_head else []
@@ -205,13 +191,6 @@ def main(words: Sequence[str] | None = None) -> None:
     for name, (script, options) in scripts.items():
         if own or name != "the head's":
             print(f"forced, {name}: {run(args.engine, turns, script, **options)}", flush=True)
-    kinds: dict[str, dict[str, object]] = {
-        "no drafts": {"drafts": 0},
-        "drafts as chosen": {},
-        "the largest k": {"fixed_drafts": True},
-    }
-    for name, options in kinds.items() if args.run else ():
-        print(f"run, {name}: {run(args.engine, turns, **options)}", flush=True)
 
 
 if __name__ == "__main__":

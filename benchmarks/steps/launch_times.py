@@ -127,13 +127,6 @@ def of_steps(bench: Bench, npl: int, drafts: Sequence[int], ctx: int, steps: int
     bench.finish()
 
 
-def of_drawn(bench: Bench, npl: int, drafts: Sequence[int], ctx: int) -> Iterator[Row]:
-    """The same over contexts that were never computed."""
-    for family, rows in buckets_of(bench, npl, drafts):
-        drawn.decode(bench, family, rows, npl, ctx)
-        yield timed(bench, family, rows) | {"npl": npl, "context": ctx, "drawn": True}
-
-
 def of_prefill(bench: Bench, tokens: int) -> Row:
     """One sequence of so many tokens from its beginning."""
     rows = tokens // PREFILL_TILE

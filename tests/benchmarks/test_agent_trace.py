@@ -9,8 +9,6 @@ import pytest
 from benchmarks.steps import agent_trace, scripted
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
-from spark_engine.runtime.executors.bucket_graphs import QueuedLaunch
-from spark_engine.runtime.executors.program import MemoryOperand
 from tests.models.test_synthetic import folder
 
 EDIT = [*range(30, 60)]  # an answer that repeats what is in its prompt
@@ -63,68 +61,3 @@ def test_rounds_of_a_script() -> None:
     assert said.tolist() == [4] and made[0] == 5 and made[1] != 6
     said, made = script.round(3, 2)  # the first of two drafts is right
     assert said.tolist() == [5, 6, -1] and script.at == 6 and (made == -1).all()
-
-
-def test_places_in_a_list_of_ids() -> None:
-    written: list[list[int]] = []
-    write = scripted._by_place(
-        lambda b, said, made: written.append(made.tolist()), np.array([2, 5])
-    )
-    write({}, np.array([1]), np.array([5, 4, 2, -1, 9]))
-    assert written == [[1, -1, 0, -1, -1]]
-
-
-def test_the_native_graph_has_a_launch_before_each_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of launches, and where their ids are."""
-    names = ["linear", "sample", "linear", "draft_token", "linear", "draft_token", "match_drafts"]
-
-    class Gpu:
-        def prepare(self, function: str, shape: object, args: tuple[int, ...]) -> object:
-            return args
-
-        def upload(self, address: int, array: np.ndarray) -> None:
-            self.sent = address, array.tolist()
-
-    class Held:
-        def __init__(self, gpu: Gpu) -> None:
-            pass
-
-        def zeros(self, nbytes: int) -> int:
-            return 1000
-
-        def close(self) -> None:
-            pass
-
-    class Record:
-        def __init__(self, place: int) -> None:
-            self.args = [place]
-
-    class Executor:
-        gpu = Gpu()
-        specs = type("Specs", (), {"outputs": [type("S", (), {"name": "logits", "dims": (3, 9)})]})
-
-        def address(self, place: MemoryOperand) -> int:
-            return 7 if place.kind == "output" else place.offset
-
-        def launches(self, payload: bytes) -> list[QueuedLaunch]:
-            return [QueuedLaunch(n, n, print, n == "sample") for n in names]
-
-    made: list[QueuedLaunch] = []
-    operands = [MemoryOperand("arena", offset=i) for i in range(len(names))]
-    launches = [Record(i) for i in range(len(names))]
-    program = type("P", (), {"launches": launches, "operands": operands})
-    monkeypatch.setattr(scripted.Program, "read", lambda payload: program)
-    monkeypatch.setattr(scripted, "DeviceResources", Held)
-    monkeypatch.setattr(scripted, "_compiled", lambda gpu: "say")
-    monkeypatch.setattr(
-        scripted, "BucketGraphs", lambda label, launches, *more: made.extend(launches)
-    )
-    executor = Executor()
-    write = scripted._recorded(executor, b"", 3, 2, True, lambda close: None)
-    assert [one.node for one in made] == [
-        "linear", "say", "sample", "linear", "say", "draft_token", "linear", "say", "draft_token"
-    ]  # fmt: skip
-    says = [one.queue for one in made if one.node == "say"]
-    assert says == [(7, 1000, 9, 3), (3, 1012, 9, 1), (5, 1016, 9, 1)]
-    write({}, np.array([4, 5]), np.array([6, -1]))
-    assert executor.gpu.sent == (1000, [4, 5, -1, 6, -1, -1, -1, -1, -1, -1])

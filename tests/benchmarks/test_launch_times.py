@@ -1,24 +1,17 @@
 """Timing of launches: over a fake GPU, and on a real one what is then predicted."""
 
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
 
 from benchmarks import time_step
 from benchmarks.rehearsal import overlap
 from benchmarks.rehearsal.gb10 import calibration, predict
-from benchmarks.steps import launch_times, rank_follower
+from benchmarks.steps import launch_times
 from spark_engine.kernel import Shape
-from spark_engine.runtime.ranks.messages import Table, Tables
-from spark_engine.runtime.ranks.spawn import RankSpec
 from tests.repository import ROOT
-from tests.runtime.ranks.test_follower import KEY, LIMITS, STATES, Noting, tables
 
 TINY = ROOT / "models" / "tiny" / "checkpoint"
 
@@ -138,26 +131,6 @@ def test_a_step_is_timed_in_every_form(tmp_path: Path) -> None:
     assert row["pdl"] == row["plain_loose"] == 1.001 and row["alone_pdl"] > 0
 
 
-def test_a_rank_times_what_rank_0_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed: list[Any] = []
-    files = [SimpleNamespace(family="decode", rows=rows, file=f"{rows}.engine") for rows in (1, 2)]
-    monkeypatch.setattr(sys, "argv", ["", msgspec.json.encode(RankSpec("e", 1, 2)).decode()])
-    manifest = SimpleNamespace(buckets=files)
-    monkeypatch.setattr(rank_follower, "read_manifest", lambda path: manifest)
-    monkeypatch.setattr(rank_follower, "read_engine", lambda path: SimpleNamespace(payload=path))
-    monkeypatch.setattr(rank_follower, "time_launches", lambda *given: timed.append(given))
-    one = Noting()
-    follower = rank_follower.SplitFollower({KEY: one}, STATES, tables(LIMITS), None, one)
-    row = np.full(4, 7, np.int32).tobytes()
-    sent: list[Any] = []
-    orders = SimpleNamespace(add=sent.append, send=lambda: None)
-    rank_follower.ask(SimpleNamespace(_orders=orders), "decode", 2)
-    (asked,) = sent
-    follower.follow([Tables([Table("page_table", [1], row), *asked.tables])])
-    assert timed == [(one, Path("e/2.engine"))]
-    assert (follower.memory.tables["page_table"][1] == 7).all()
-
-
 def test_what_reads_memory_compiles(tmp_path: Path) -> None:
     nvrtc = pytest.importorskip("spark_engine.builder.native.nvrtc")
     from spark_engine.kernel import TARGETS
@@ -187,7 +160,7 @@ def test_launches_of_the_embedded_model_are_timed_and_predicted(
     words = [str(tmp_path / "engine"), str(TINY), "--per-launch", "--out", str(tmp_path / "t.json")]
     asked = ["--rows", "1,8", "--drafts", "1", "--prefill", "128", "--ctx", "128", "--steps", "4"]
     time_step.main([*words, *asked])
-    time_step.main([*words, "--rows", "8", "--drafts", "1", "--ctx", "128", "--drawn"])
+
     drawn = ["--out", str(tmp_path / "o.json"), "--rows", "8", "--ctx", "128"]
     overlap.main([*words[:2], *drawn])
     (found,) = json.loads((tmp_path / "o.json").read_text())

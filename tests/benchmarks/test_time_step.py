@@ -52,7 +52,6 @@ def test_the_command_line() -> None:
     drafts = ["--rows", "3", "--drafts", "1,auto", "--acceptance", "0.8,0.5"]
     words = time_step.command(time_step.arguments([*places, *drafts]))
     assert words.endswith("m --rows 3 --ctx 1024 --steps 48 --drafts 1,auto --acceptance 0.8,0.5")
-    assert not time_step.arguments([*places, "--build", "", "--tp", "2"]).default
 
 
 def test_too_short_a_context_is_named() -> None:

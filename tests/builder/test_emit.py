@@ -144,27 +144,22 @@ def test_a_folder_that_cannot_be_written_is_said() -> None:
             pass
 
 
-def test_what_a_dead_build_left_is_cleared(tmp_path: Path) -> None:
-    dest = tmp_path / "toy"
-    (tmp_path / ".toy.staging").mkdir()
-    (tmp_path / ".toy.staging" / "weights.safetensors").write_text("half")
-    with emit.locked(dest):
-        assert not (tmp_path / ".toy.staging").exists() and not dest.exists()
-
-
-def test_a_death_between_the_renames_brings_the_old_back(tmp_path: Path) -> None:
-    old_engine(tmp_path / ".toy.old")
+@pytest.mark.parametrize(
+    ("left", "found"),
+    [
+        ((".toy.staging",), None),
+        ((".toy.old",), ".toy.old"),  # between the renames
+        ((".toy.old", "toy"), "toy"),  # after them
+    ],
+)
+def test_what_a_dead_build_left_is_cleared(
+    tmp_path: Path, left: tuple[str, ...], found: str | None
+) -> None:
+    for name in left:
+        old_engine(tmp_path / name, name)
     with emit.locked(tmp_path / "toy"):
-        assert (tmp_path / "toy" / "mark").read_text() == "old"
-    assert not (tmp_path / ".toy.old").exists()
-
-
-def test_a_death_after_the_renames_keeps_the_new(tmp_path: Path) -> None:
-    old_engine(tmp_path / ".toy.old")
-    old_engine(tmp_path / "toy", "new")
-    with emit.locked(tmp_path / "toy"):
-        assert (tmp_path / "toy" / "mark").read_text() == "new"
-    assert not (tmp_path / ".toy.old").exists()
+        assert {p.name for p in tmp_path.iterdir()} == {".toy.lock"} | ({"toy"} if found else set())
+        assert not found or (tmp_path / "toy" / "mark").read_text() == found
 
 
 def test_foreign_folders_and_files_are_left_alone(tmp_path: Path) -> None:

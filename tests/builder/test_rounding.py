@@ -18,8 +18,8 @@ from spark_engine.engine_file import open_folder
 from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.files import open_checkpoint
 from spark_engine.models.open_model import open_model
-from tests.checkpoint_files import write_shards
 from tests.checkpoints import write_checkpoint
+from tests.models.edited_checkpoint import edited
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SIZES: dict[str, Any] = {"decode": (1,), "prefill": (64,), "max_seqs": 1, "max_context": 64}
@@ -34,14 +34,14 @@ def run(checkpoint: Path, folder: Path, options: Options = TWIN) -> BuildReport:
 
 def narrowed(path: Path, to: Path) -> Path:
     """The same checkpoint with every matrix stored in bf16, rounded to nearest even."""
-    written = write_checkpoint(to, TWO, moe="moe" in path.name).path
+    write_checkpoint(to, TWO, moe="moe" in path.name)
     opened = open_checkpoint(path)
-    tensors = {n: opened.read(n).copy() for n in opened.tensors}
-    wide = {
-        n: a.astype(BF16) if a.ndim > 1 and "conv1d" not in n else a for n, a in tensors.items()
-    }
-    write_shards(written, wide, 1)
-    return written
+    with edited(to) as tensors:
+        for name in opened.tensors:
+            array = opened.read(name)
+            wide = array.ndim > 1 and "conv1d" not in name
+            tensors[name] = array.astype(BF16) if wide else array
+    return to
 
 
 def rows_of(folder: Path, target: str) -> dict[str, str]:
@@ -88,11 +88,9 @@ def test_a_number_that_bf16_has_not_is_named(
     tmp_path: Path, format: str, value: float, fine: bool
 ) -> None:
     path = write_checkpoint(tmp_path / "model", TWO, format).path
-    opened = open_checkpoint(path)
-    tensors = {n: opened.read(n).copy() for n in opened.tensors}
     name = "model.layers.0.mlp.down_proj.weight"
-    tensors[name][127, 255] = value
-    write_shards(path, tensors, 1)
+    with edited(path) as tensors:
+        tensors[name][127, 255] = value
     if fine:
         run(path, tmp_path / "engine")
         return

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from spark_engine.models.checkpoint.files import open_checkpoint
 from tests.checkpoint_files import Array, write_shards
 from tests.checkpoints import text_config, write_checkpoint
+from tests.models.edited_checkpoint import edited
 from tests.models.next_configs import FULL, Json
 
 CONFIG: Json = {
@@ -35,13 +35,11 @@ def write(folder: Path, format: str, **more: Any) -> tuple[Path, Path]:
     twin, fused = folder / "twin", folder / "next"
     changes = {**CONFIG, **more.pop("config", {})}
     write_checkpoint(twin, changes, format, moe=True, head_experts="split", **more)
-    opened = open_checkpoint(twin)
-    tensors = {name: np.array(opened.read(name)) for name in opened.tensors}
-    for name in tensors:  # a stored matrix has one scale
-        for first, second in FUSED.values():
-            if f".{second}." in name and tensors[name].shape in ((), (1,)):
-                tensors[name] = tensors[name.replace(second, first)]
-    write_shards(twin, tensors, 1)
+    with edited(twin) as tensors:
+        for name in tensors:  # a stored matrix has one scale
+            for first, second in FUSED.values():
+                if f".{second}." in name and tensors[name].shape in ((), (1,)):
+                    tensors[name] = tensors[name.replace(second, first)]
     fused.mkdir()
     write_shards(fused, _fused(text_config(True, changes), tensors), 1)
     for file in ("config.json", "hf_quant_config.json"):

@@ -1,6 +1,7 @@
 """Draft heads as files have them, as builds want them, and why a checkpoint has none."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
@@ -19,10 +20,11 @@ from spark_engine.models.draft_options import DraftOptions
 from spark_engine.models.open_model import describe, open_model
 from spark_engine.models.weights.draft_weights import head_rows
 from spark_engine.models.weights.stored_model import Model
-from tests.checkpoint_files import INT4, write_shards
+from tests.checkpoint_files import INT4
 from tests.checkpoints import text_config, write_checkpoint
 from tests.models import nvidia_configs
 from tests.models.draft_run import DraftRun
+from tests.models.edited_checkpoint import edited
 from tests.models.reference_engine import F32, ReferenceEngine
 from tests.models.test_drafts import CLEAR, SMALL, TOLERANCE
 from tests.oracles import draft_truth
@@ -114,20 +116,16 @@ def test_a_plain_head_quantised_at_build(tmp_path: Path, dtype: str, moe: bool) 
 
 def _store_as(plain: Path, path: Path, weights: Mapping[str, NDArray[Any]], moe: bool) -> None:
     """The checkpoint with the head's projections as `weights` has them, in modelopt's names."""
-    opened = open_checkpoint(plain)
-    tensors = {n: opened.read(n).copy() for n in opened.tensors}
-    for module in [n.removesuffix(".weight") for n in tensors if n.startswith("mtp.")]:
-        if f"{module}.weight_scale" in weights:
-            tensors |= _coded(
-                module, *(weights[f"{module}.{s}"] for s in _suffixes(weights, module))
-            )
-    if moe:
-        tensors |= _experts(weights)
-        for name in ("gate_up_proj", "down_proj"):
-            del tensors[f"mtp.layers.0.mlp.experts.{name}"]
-    path.mkdir()
-    (path / "config.json").write_bytes((plain / "config.json").read_bytes())
-    write_shards(path, tensors, 1)
+    shutil.copytree(plain, path)
+    with edited(path) as tensors:
+        for module in [n.removesuffix(".weight") for n in tensors if n.startswith("mtp.")]:
+            if f"{module}.weight_scale" in weights:
+                stored = (weights[f"{module}.{s}"] for s in _suffixes(weights, module))
+                tensors |= _coded(module, *stored)
+        if moe:
+            tensors |= _experts(weights)
+            for name in ("gate_up_proj", "down_proj"):
+                del tensors[f"mtp.layers.0.mlp.experts.{name}"]
 
 
 def _suffixes(weights: Mapping[str, NDArray[Any]], module: str) -> list[str]:
@@ -259,9 +257,10 @@ def test_a_head_that_config_json_does_not_name(tmp_path: Path, prefix: str, moe:
 
 
 def _rewrite(path: Path, changes: Mapping[str, NDArray[Any] | None]) -> None:
-    opened = open_checkpoint(path)
-    tensors = {n: opened.read(n).copy() for n in opened.tensors} | dict(changes)
-    write_shards(path, {n: t for n, t in tensors.items() if t is not None}, 1)
+    with edited(path) as tensors:
+        for name, value in changes.items():
+            tensors.pop(name, None)
+            tensors |= {} if value is None else {name: value}
 
 
 def test_heads_that_are_not_whole(tmp_path: Path) -> None:

@@ -13,15 +13,15 @@ from spark_engine import interface
 from spark_engine.errors import CheckpointError, GraphError, OptionError
 from spark_engine.interface import Limits, Precision
 from spark_engine.models.build_network import Network, build_network
-from spark_engine.models.checkpoint.files import open_checkpoint, read_configs
+from spark_engine.models.checkpoint.files import read_configs
 from spark_engine.models.graph.writer import Writer
 from spark_engine.models.open_model import describe, open_model
 from spark_engine.models.weights import recipes
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.tensors import DType, TensorSpec
-from tests.checkpoint_files import write_shards
 from tests.checkpoints import text_config, write_checkpoint
 from tests.models import nvidia_configs
+from tests.models.edited_checkpoint import edited
 
 F32 = Precision(DType.F32, DType.F32, DType.F32)
 BF16 = Precision(DType.BF16, DType.F8E4M3, DType.F32)
@@ -126,14 +126,11 @@ def test_tied_head_reads_the_embedding(tmp_path: Path) -> None:
 
 def test_a_stored_tied_head_must_be_the_embedding(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, {"tie_word_embeddings": True})
-    checkpoint = open_model(tmp_path).checkpoint
-    assert checkpoint is not None
-    tensors = {n: checkpoint.read(n).copy() for n in checkpoint.tensors}
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
-    write_shards(tmp_path, tensors, 1)
+    with edited(tmp_path) as tensors:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     assert open_model(tmp_path).config.tied
-    tensors["lm_head.weight"][-1, -1] += 1
-    write_shards(tmp_path, tensors, 1)
+    with edited(tmp_path) as tensors:
+        tensors["lm_head.weight"][-1, -1] += 1
     with pytest.raises(CheckpointError, match="lm_head.weight differs.*tie_word_embeddings"):
         open_model(tmp_path)
 
@@ -160,15 +157,13 @@ def test_kv_scales(names: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("there", ["k", "v", "kv"])
 def test_k_and_v_have_their_own_scales(tmp_path: Path, names: tuple[str, str], there: str) -> None:
     """modelopt's names and compressed-tensors'."""
-    written = write_checkpoint(tmp_path)
-    opened = open_checkpoint(tmp_path)
-    stored = {n: opened.read(n).copy() for n in opened.tensors}
+    write_checkpoint(tmp_path)
     values = {"k": 0.0390625, "v": 0.5}
-    for side, name in zip("kv", names, strict=True):
-        if side in there:
-            value = np.array([values[side]], np.float32)
-            stored[f"model.layers.3.self_attn.{name}"] = value
-    write_shards(written.path, stored, 1)
+    with edited(tmp_path) as tensors:
+        for side, name in zip("kv", names, strict=True):
+            if side in there:
+                value = np.array([values[side]], np.float32)
+                tensors[f"model.layers.3.self_attn.{name}"] = value
     model = open_model(tmp_path)
     got = _value(model, _build(model, precision=BF16), "layers.3.self_attn.kv_scale")
     assert got == [values[side] if side in there else 1.0 for side in "kv"]

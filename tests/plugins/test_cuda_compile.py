@@ -138,10 +138,6 @@ def test_what_concat_refuses_is_named() -> None:
     assert "up to 4 bytes" in refusal((5, 8), (5, 8), dtype=DType.I64)
 
 
-def test_gb10_blocks_have_99_kib() -> None:
-    assert GB10.shared_bytes == 99 * 1024 and H200.shared_bytes == 227 * 1024
-
-
 @pytest.mark.parametrize("every", [False, True])
 def test_a_cover_leaves_no_form_out(every: bool) -> None:
     for op in OPS:

@@ -141,15 +141,6 @@ def test_round_trip(folder: Path) -> None:
     assert opened.tokenizer_path == folder / "tokenizer"
 
 
-def test_manifest_has_the_documented_keys(folder: Path) -> None:
-    row = json.loads((folder / "manifest.json").read_bytes())
-    assert list(row) == sorted(row)
-    assert row["memory"]["total"] == 180 + 20 + 4096 + path_size(folder)
-    assert row["format"] == manifest.FORMAT
-    assert row["states"][0]["unit"] == "slot"
-    assert row["limits"]["pages_per_seq"] == 2
-
-
 @pytest.mark.parametrize("name", [ENGINE, "weights.safetensors", "tokenizer/tokenizer.json"])
 def test_changed_cut_or_missing_file_is_refused(folder: Path, name: str) -> None:
     file = folder / name

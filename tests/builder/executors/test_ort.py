@@ -1,6 +1,5 @@
 """Compiling a graph for onnxruntime: functions, weights by offset, the header."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,12 +70,6 @@ def test_attributes_and_shapes_tell_bodies_apart() -> None:
     names = [functions.name("double", {"by": by}, s) for by in ("Mul", "Add") for s in specs]
     assert names[0] == names[1] != names[2] == names[3], "named by the body's text, not by the op"
     assert sorted(functions.protos) == sorted({names[0], names[2]})
-
-
-def test_nodes_say_what_they_were() -> None:
-    node = compile_toy().graph.node[0]
-    origin = {p.key: json.loads(p.value) for p in node.metadata_props}
-    assert origin == {"spark": {"op": "double", "attrs": {}}}
 
 
 def test_a_body_that_does_not_parse_is_our_bug() -> None:

@@ -50,20 +50,6 @@ def test_lifetimes_of_a_graph() -> None:
     assert h.nbytes == 256
 
 
-def test_an_alias_extends_its_source() -> None:
-    x = variable(TensorSpec("x", DType.F32, (4,)))
-    inner = variable(TensorSpec("inner", DType.F32, (4,)))
-    shared = variable(TensorSpec("shared", DType.F32, (4,)))
-    out = variable(TensorSpec("out", DType.F32, (4,)))
-    nodes = [
-        gs.Node("double", name="n0", inputs=[x], outputs=[inner], domain="spark"),
-        gs.Node("accumulate", name="n1", inputs=[x, inner], outputs=[shared], domain="spark"),
-        gs.Node("double", name="n2", inputs=[shared], outputs=[out], domain="spark"),
-    ]
-    blocks = lifetimes(gs.Graph(nodes, [x], [out]), OPS, {})
-    assert blocks == (LiveBlock("inner", 256, 0, 2),)
-
-
 def test_an_alias_of_an_alias_has_the_place_of_the_first() -> None:
     names = ("x", "inner", "once", "twice", "out")
     x, inner, once, twice, out = (variable(TensorSpec(n, DType.F32, (4,))) for n in names)

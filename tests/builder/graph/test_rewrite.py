@@ -1,6 +1,7 @@
 """The rewriting engine, and the rules on graphs made by hand from real ops."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -174,14 +175,17 @@ def test_a_rule_that_never_ends_is_our_bug() -> None:
         rewrite(toy_scene(), [endless])
 
 
-def test_a_plain_reader_keeps_the_plain_value() -> None:
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_plain_reader_keeps_the_plain_value(shown: bool) -> None:
+    """A node, or an output of the graph."""
     b = Bench()
     h = b.norm(b.input("x"))
     y = b.fp8(h, "a")
-    plain = b.op("linear", [h, b.weight("b.weight", DType.BF16, 4, K)], "b", dtype="f32")
-    b.done(y, plain)
+    weight = b.weight("b.weight", DType.BF16, 4, K)
+    done = b.done(y, h if shown else b.op("linear", [h, weight], "b", dtype="f32"))
     node = b.node("norm_quant")
-    assert node.attrs["keep"] == 1 and [t.name for t in node.outputs] == ["norm", "a.q"]
+    assert done.counts["norm_quant"] == 1 and node.attrs["keep"] == 1
+    assert [t.name for t in node.outputs] == ["norm", "a.q"]
 
 
 def test_scales_that_differ_are_stacked() -> None:
@@ -244,55 +248,52 @@ def test_projections_are_merged_by_rows() -> None:
     assert [t.name for t in b.context.graph.inputs] == ["x", "m.p0+p1+p2.weight"]
 
 
-def test_weights_of_different_dtypes_are_not_merged() -> None:
-    b = merged(8, 8, dtypes=(DType.BF16, DType.F32))
-    (refusal,) = rewrite(b.context, [MERGE_PROJECTIONS]).refusals
-    assert refusal.reason == "p1 and p0 have weights of different dtypes"
-
-
-def test_a_projection_read_alone_is_not_merged() -> None:
-    b = merged(8, 8)
-    b.context.graph.outputs.append(b.context.graph.nodes[0].outputs[0])
-    (refusal,) = rewrite(b.context, [MERGE_PROJECTIONS]).refusals
-    assert refusal.reason == "p0 is also read alone"
-
-
-@pytest.mark.parametrize("reader", ["p0", "p1"])
-def test_a_projection_that_another_node_reads_is_not_merged(reader: str) -> None:
-    b = merged(8, 8)
-    (part,) = [n.outputs[0] for n in b.context.graph.nodes if n.name == reader]
+def read_by_another(b: Bench, name: str) -> None:
+    (part,) = [n.outputs[0] for n in b.context.graph.nodes if n.name == name]
     b.context.graph.outputs.append(b.standard("Add", [part, b.input("other", 8)], "sum", 8))
+
+
+@pytest.mark.parametrize(
+    ("second", "change", "reason"),
+    [
+        (DType.F32, lambda b: None, "p1 and p0 have weights of different dtypes"),
+        (
+            DType.BF16,
+            lambda b: b.context.graph.outputs.append(b.context.graph.nodes[0].outputs[0]),
+            "p0 is also read alone",
+        ),
+        (DType.BF16, lambda b: read_by_another(b, "p0"), "p0 is also read alone"),
+        (DType.BF16, lambda b: read_by_another(b, "p1"), "p1 is also read alone"),
+        (
+            DType.BF16,
+            lambda b: b.context.graph.nodes[1].attrs.update(dtype="bf16"),
+            "p1 and p0 have different attributes",
+        ),
+    ],
+)
+def test_projections_that_stay_apart(
+    second: DType, change: Callable[[Bench], None], reason: str
+) -> None:
+    b = merged(8, 8, dtypes=(DType.BF16, second))
+    change(b)
     done = rewrite(b.context, [MERGE_PROJECTIONS])
     assert done.counts == {"merge_projections": 0} and b.ops["linear"] == 2
-    assert [r.reason for r in done.refusals] == [f"{reader} is also read alone"]
+    assert [r.reason for r in done.refusals] == [reason]
 
 
-def test_projections_of_different_attributes_are_not_merged() -> None:
-    b = merged(8, 8)
-    b.context.graph.nodes[1].attrs["dtype"] = "bf16"
-    (refusal,) = rewrite(b.context, [MERGE_PROJECTIONS]).refusals
-    assert refusal.reason == "p1 and p0 have different attributes"
-
-
-def test_fp8_stays_apart_where_the_scales_differ() -> None:
-    b = Bench(Store(**{"a.scale": 0.5, "b.scale": 0.25}))
-    scale, other = b.weight("a.scale", DType.F32), b.weight("b.scale", DType.F32)
-    codes = b.op("fp8_quant", [b.input("x"), scale], "q")
-    parts = [b.fp8_linear(codes, s, n, 16) for n, s in (("a", scale), ("b", other))]
+@pytest.mark.parametrize("other", [0.5, 0.25])
+def test_fp8_merges_where_the_scales_are_equal(other: float) -> None:
+    b = Bench(Store(**{"a.scale": 0.5, "b.scale": other}))
+    one, two = b.weight("a.scale", DType.F32), b.weight("b.scale", DType.F32)
+    codes = b.op("fp8_quant", [b.input("x"), one], "q")
+    parts = [b.fp8_linear(codes, s, n, 16) for n, s in (("a", one), ("b", two))]
     done = b.done(b.standard("Concat", parts, "ab", 32, axis=1))
-    assert [r.reason for r in done.refusals] == ["b and a read inputs quantised differently"]
-
-
-def test_fp8_merges_where_the_scales_are_equal() -> None:
-    b = Bench(Store(**{"a.scale": 0.5, "b.scale": 0.5}))
-    scale, other = b.weight("a.scale", DType.F32), b.weight("b.scale", DType.F32)
-    codes = b.op("fp8_quant", [b.input("x"), scale], "q")
-    parts = [b.fp8_linear(codes, s, n, 16) for n, s in (("a", scale), ("b", other))]
-    done = b.done(b.standard("Concat", parts, "ab", 32, axis=1))
+    if other != 0.5:
+        assert [r.reason for r in done.refusals] == ["b and a read inputs quantised differently"]
+        return
     assert done.counts["merge_projections"] == 1
-    assert [t.name for t in b.node("fp8_linear").inputs] == [
-        *("q", "a+b.weight", "a.scale", "a+b.weight_scale")
-    ]
+    wanted = ["q", "a+b.weight", "a.scale", "a+b.weight_scale"]
+    assert [t.name for t in b.node("fp8_linear").inputs] == wanted
 
 
 @pytest.mark.parametrize(("rows", "merges"), [((128, 64), 1), ((256, 128, 32), 1), ((64, 128), 0)])
@@ -326,22 +327,16 @@ def test_the_input_scale_comes_out_of_alpha() -> None:
         without_input_scale(scale)
 
 
-def experts_bench() -> tuple[Bench, gs.Tensor, gs.Tensor]:
-    """A bench, a residual, and what two of four experts made."""
+def test_experts_with_a_sum_that_is_read_alone_stay_apart() -> None:
     b = Bench()
     x, router = b.input("x"), b.weight("router", DType.F32, 4, K)
     chosen = b.op("moe_router", [x, router], "ids", "shares", top_k=2)
     params = [b.weight("w13", DType.F32, 4, 64, K), b.weight("w2", DType.F32, 4, K, 32)]
     experts = {"format": "dense", "dtype": "f32"}
-    return b, b.input("h"), b.op("grouped_moe", [x, *chosen, *params], "routed", **experts)
-
-
-def test_a_quantised_value_that_is_shown_is_written_too() -> None:
-    b = Bench()
-    y = b.norm(b.input("x"))
-    done = b.done(b.fp8(y, "a"), y)
-    assert done.counts["norm_quant"] == 1 and b.node("norm_quant").attrs["keep"] == 1
-    assert [t.name for t in b.node("norm_quant").outputs] == ["norm", "a.q"]
+    routed = b.op("grouped_moe", [x, *chosen, *params], "routed", **experts)
+    done = b.done(b.norm(b.standard("Add", [b.input("h"), routed], "sum", K)), routed)
+    assert done.counts["moe_norm"] == 0 and b.ops["grouped_moe"] == b.ops["norm_quant"] == 1
+    assert [r.reason for r in done.refusals] == ["routed is also read alone"]
 
 
 def test_a_weight_of_another_recipe_under_a_known_name_is_our_bug() -> None:
@@ -360,13 +355,6 @@ def test_small_weights_are_equal_by_value_dtype_and_shape() -> None:
     wide = recipes.reshape(recipes.source("a", DType.F32, ()), (1,))
     assert not same_value(b.context, a, add_weight(b.context, "wide", wide))
     assert not same_value(b.context, a, b.input("x"))
-
-
-def test_experts_with_a_sum_that_is_read_alone_stay_apart() -> None:
-    b, h, routed = experts_bench()
-    done = b.done(b.norm(b.standard("Add", [h, routed], "sum", K)), routed)
-    assert done.counts["moe_norm"] == 0 and b.ops["grouped_moe"] == b.ops["norm_quant"] == 1
-    assert [r.reason for r in done.refusals] == ["routed is also read alone"]
 
 
 def attention_bench(tile: int) -> tuple[Bench, gs.Tensor, list[gs.Tensor], dict[str, object]]:

@@ -200,6 +200,7 @@ def test_a_context_that_cannot_be_timed_is_left_out_for_all() -> None:
 
 def test_one_order_for_all_buckets() -> None:
     made = chooser(*few_and_many())
+    assert chosen(made) == ["few", "many"], "which is decided again"
     assert made.agree([(graph(), SIZES)]) == {}
     assert chosen(made) == ["many", "many"]
     (node,) = graph().nodes
@@ -238,13 +239,6 @@ def test_the_order_agreed_on_is_fastest_over_all_buckets_and_known_to_all() -> N
     ends = tactic("ends", lambda rows: 0.1, bits=lambda rows: None if rows == 4 else "ends")
     made = chooser(one, both, ends)
     assert made.agree([(graph(), sizes)]) == {} and chosen(made) == ["both", "both"]
-
-
-def test_what_was_decided_before_the_buckets_agreed_is_decided_again() -> None:
-    made = chooser(*few_and_many())
-    assert chosen(made) == ["few", "many"]
-    made.agree([(graph(), SIZES)])
-    assert chosen(made) == ["many", "many"]
 
 
 def test_families_agree_apart() -> None:

@@ -16,7 +16,6 @@ from spark_engine.check.engines.prompts import CheckSession, greedy_session, ses
 from spark_engine.check.texts.verify_buckets import Decoded, check_verify_buckets
 from spark_engine.check.verdicts.defined_values import ends
 from spark_engine.engine_file import read_manifest
-from spark_engine.errors import OptionError
 from spark_engine.interface import Limits, drafts_of
 from spark_engine.progress import Progress
 from tests.check.faulty_engines import corrupt
@@ -209,13 +208,6 @@ def test_a_twin_drafts_as_the_engine_does(built: Path, tmp_path: Path) -> None:
     assert found[0].tolist() == found[1].tolist() and set(ids) <= set(found[0].tolist())
     keys = [{(b.family, b.rows) for b in read_manifest(p).buckets} for p in (tmp_path / "e", twin)]
     assert keys[0] == keys[1]
-
-
-def test_engines_of_other_limits_are_refused_still(built: Path, tmp_path: Path) -> None:
-    other = replace(OPTIONS, max_context=128)
-    build(built / "m", tmp_path / "e", other, lambda text: None)
-    with pytest.raises(OptionError, match="different limits"):
-        run_check(built / "drafting", tmp_path / "e", ("model",), QUIET)
 
 
 def test_a_native_engine_that_drafts_is_taken_apart(

@@ -10,15 +10,15 @@ import pytest
 
 from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.expected_tensors import Expected, expected_tensors, usual
-from spark_engine.models.checkpoint.files import open_checkpoint
 from spark_engine.models.checkpoint.layout import Layout
 from spark_engine.models.checkpoint.quant_table import declarations, quant_table
 from spark_engine.models.families.registry import family_of, read_config
 from spark_engine.models.open_model import describe, open_model
 from spark_engine.tensors import DType
-from tests.checkpoint_files import FORMATS, PLAIN, quantisation_configs, write_shards
+from tests.checkpoint_files import FORMATS, PLAIN, quantisation_configs
 from tests.checkpoints import text_config, write_checkpoint
 from tests.models import nvidia_configs
+from tests.models.edited_checkpoint import edited
 
 
 def _table(model: str) -> dict[str, Expected]:
@@ -66,23 +66,6 @@ def test_published_shapes() -> None:
     assert table["lm_head.weight"].shapes == ((248320, 1024),)
 
 
-@pytest.mark.parametrize("moe", [False, True])
-@pytest.mark.parametrize("format", FORMATS)
-def test_the_table_is_what_the_writer_writes(tmp_path: Path, format: str, moe: bool) -> None:
-    prefix = "model.language_model." if moe else "model."
-    write_checkpoint(tmp_path, format=format, moe=moe, prefix=prefix)
-    model, tensors = open_model(tmp_path), open_checkpoint(tmp_path).tensors
-    table = model.expected
-    assert {e.name for e in usual(table)} == set(tensors)
-
-
-@pytest.mark.parametrize("prefix", ["model.", "model.language_model."])
-@pytest.mark.parametrize("experts", ["split", "fused"])
-def test_layouts(tmp_path: Path, prefix: str, experts: str) -> None:
-    write_checkpoint(tmp_path, moe=True, prefix=prefix, experts=experts)
-    assert open_model(tmp_path).layout == Layout(prefix, experts == "fused")
-
-
 @pytest.mark.parametrize("prefix", ["", "model.", "model.language_model.", "language_model."])
 def test_the_heads_prefix_is_its_own(tmp_path: Path, prefix: str) -> None:
     config = {"mtp_num_hidden_layers": 1}
@@ -93,17 +76,6 @@ def test_the_heads_prefix_is_its_own(tmp_path: Path, prefix: str) -> None:
     )
     assert model.layout.file_name("mtp.fc.weight") == f"{prefix}mtp.fc.weight"
     assert model.source("mtp.fc.weight").shape == (128, 256)
-
-
-def _rewrite(path: Path, change: dict[str, str | None]) -> None:
-    """Renames tensors of a checkpoint, or drops them (None)."""
-    opened = open_checkpoint(path)
-    tensors = {n: opened.read(n).copy() for n in opened.tensors}
-    for old, new in change.items():
-        array = tensors.pop(old)
-        if new is not None:
-            tensors[new] = array
-    write_shards(path, tensors, 1)
 
 
 @pytest.mark.parametrize(
@@ -127,9 +99,13 @@ def _rewrite(path: Path, change: dict[str, str | None]) -> None:
 def test_missing_unknown_and_misshapen_tensors_are_counted(
     tmp_path: Path, change: dict[str, str | None], words: str
 ) -> None:
+    """Tensors that are renamed, or dropped (None)."""
     write_checkpoint(tmp_path)
     p = "model.layers.0."
-    _rewrite(tmp_path, {p + old: new and p + new for old, new in change.items()})
+    with edited(tmp_path) as tensors:
+        for old, new in change.items():
+            array = tensors.pop(p + old)
+            tensors |= {p + new: array} if new else {}
     with pytest.raises(CheckpointError, match=words) as caught:
         open_model(tmp_path)
     assert "download damaged files again" in str(caught.value) and len(str(caught.value)) <= 300
@@ -137,10 +113,8 @@ def test_missing_unknown_and_misshapen_tensors_are_counted(
 
 def test_a_tensor_of_no_network_is_named(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
-    opened = open_checkpoint(tmp_path)
-    tensors = {n: opened.read(n).copy() for n in opened.tensors}
-    some = tensors["model.norm.weight"]
-    write_shards(tmp_path, tensors | {"model.layers.0.hyper.weight": some}, 1)
+    with edited(tmp_path) as tensors:
+        tensors["model.layers.0.hyper.weight"] = tensors["model.norm.weight"]
     words = "model.layers.0.hyper.weight in model.safetensors is not a tensor of this network"
     with pytest.raises(CheckpointError, match=words):
         open_model(tmp_path)
@@ -148,17 +122,17 @@ def test_a_tensor_of_no_network_is_named(tmp_path: Path) -> None:
 
 def test_tensors_that_no_text_needs_are_left_out(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
-    opened = open_checkpoint(tmp_path)
-    tensors = {n: opened.read(n).copy() for n in opened.tensors}
-    some = tensors["model.norm.weight"]
     names = ("model.layers.3.self_attn.rotary_emb.inv_freq", "score.weight", "v_head.summary.bias")
-    write_shards(tmp_path, tensors | dict.fromkeys((*names, "audio_tower.conv1.weight"), some), 1)
+    with edited(tmp_path) as tensors:
+        some = tensors["model.norm.weight"]
+        tensors |= dict.fromkeys((*names, "audio_tower.conv1.weight"), some)
     assert dict(open_model(tmp_path).ignored) == {"vision": 0, "mtp": 0, "other": 4}
 
 
 def test_a_head_that_is_missing_and_not_tied(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
-    _rewrite(tmp_path, {"lm_head.weight": None})
+    with edited(tmp_path) as tensors:
+        del tensors["lm_head.weight"]
     with pytest.raises(CheckpointError, match="lm_head.weight is missing, and .*tie_word_embed"):
         open_model(tmp_path)
 
@@ -180,11 +154,10 @@ def test_a_dtype_that_no_scheme_has_is_named(
     tmp_path: Path, format: str, leaf: str, dtype: DType
 ) -> None:
     write_checkpoint(tmp_path, format=format)
-    opened, name = open_checkpoint(tmp_path), f"model.layers.0.{leaf}"
-    tensors = {n: opened.read(n).copy() for n in opened.tensors}
-    shape = list(tensors[name].shape)
-    tensors[name] = np.zeros(shape, dtype.numpy)
-    write_shards(tmp_path, tensors, 1)
+    name = f"model.layers.0.{leaf}"
+    with edited(tmp_path) as tensors:
+        shape = list(tensors[name].shape)
+        tensors[name] = np.zeros(shape, dtype.numpy)
     words = f"{name} in model.safetensors is {dtype} {shape}: expected "
     with pytest.raises(CheckpointError, match=re.escape(words)) as caught:
         open_model(tmp_path)
@@ -239,11 +212,10 @@ def test_a_table_that_is_not_the_files_is_refused(tmp_path: Path, format: str) -
 def test_vision_and_mtp_are_counted_and_left(tmp_path: Path, moe: bool) -> None:
     """Stacked experts of an mtp layer do not make those of the text layers stacked."""
     write_checkpoint(tmp_path, prefix="model.language_model.", moe=moe)
-    opened = open_checkpoint(tmp_path)
-    tensors = {n: opened.read(n).copy() for n in opened.tensors}
-    some = tensors["model.language_model.norm.weight"]
-    extra = {"model.visual.blocks.0.norm1.weight": some, "mtp.norm.weight": some}
-    write_shards(tmp_path, tensors | extra | {"mtp.layers.0.mlp.experts.gate_up_proj": some}, 1)
+    names = ("mtp.norm.weight", "mtp.layers.0.mlp.experts.gate_up_proj")
+    with edited(tmp_path) as tensors:
+        some = tensors["model.language_model.norm.weight"]
+        tensors |= dict.fromkeys((*names, "model.visual.blocks.0.norm1.weight"), some)
     model = open_model(tmp_path)
     assert dict(model.ignored) == {"vision": 1, "mtp": 2}
     assert not model.layout.fused_experts

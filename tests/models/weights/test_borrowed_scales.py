@@ -9,12 +9,12 @@ import pytest
 from spark_engine.errors import CheckpointError
 from spark_engine.interface import Limits, Precision
 from spark_engine.models.build_network import build_network
-from spark_engine.models.checkpoint.files import open_checkpoint
 from spark_engine.models.open_model import open_model
 from spark_engine.models.weights.borrowed_scales import borrowed_note
 from spark_engine.tensors import Array, DType
 from tests.checkpoint_files import write_shards
 from tests.checkpoints import write_checkpoint
+from tests.models.edited_checkpoint import edited
 
 WIDE = Precision(DType.F32, DType.F32, DType.F32)
 SMALL = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "num_experts": 4}
@@ -26,11 +26,10 @@ EXPERTS = "model.layers.0.mlp.experts"
 def _tensors(path: Path, format: str) -> dict[str, Array]:
     """A checkpoint in which expert e's scale is that of expert 0 times 1 + e."""
     write_checkpoint(path, SMALL, format, moe=True)
-    opened = open_checkpoint(path)
-    tensors = {n: opened.read(n).copy() for n in opened.tensors}
-    for name in (n for n in tensors if ".experts." in n and n.endswith(STATIC[format])):
-        times = np.float32(1 + int(name.split(".experts.")[1].split(".")[0]))
-        tensors[name] = tensors[name] / times if "global" in name else tensors[name] * times
+    with edited(path) as tensors:
+        for name in (n for n in tensors if ".experts." in n and n.endswith(STATIC[format])):
+            times = np.float32(1 + int(name.split(".experts.")[1].split(".")[0]))
+            tensors[name] = tensors[name] / times if "global" in name else tensors[name] * times
     return tensors
 
 
@@ -59,7 +58,6 @@ def test_an_expert_that_calibration_has_not_met(
     tmp_path: Path, format: str, dead: float | None
 ) -> None:
     tensors = _tensors(tmp_path, format)
-    write_shards(tmp_path, tensors, 1)
     assert _scales(tmp_path) == ([1, 2, 3, 4], [1, 2, 3, 4], ())
     for name in ("gate_proj", "up_proj", "down_proj"):
         _put(tensors, f"{EXPERTS}.2.{name}.{STATIC[format]}", dead)
@@ -120,10 +118,8 @@ def test_other_scales_are_never_borrowed(tmp_path: Path) -> None:
 def test_a_draft_heads_expert_may_lack_its_scale(tmp_path: Path) -> None:
     config = SMALL | {"mtp_num_hidden_layers": 1}
     write_checkpoint(tmp_path, config, "nvfp4_a4", moe=True, head="nvfp4_a4", head_experts="split")
-    opened = open_checkpoint(tmp_path)
-    tensors = {n: opened.read(n).copy() for n in opened.tensors}
-    for e in (0, 3):
-        del tensors[f"mtp.layers.0.mlp.experts.{e}.up_proj.input_scale"]
-    write_shards(tmp_path, tensors, 1)
+    with edited(tmp_path) as tensors:
+        for e in (0, 3):
+            del tensors[f"mtp.layers.0.mlp.experts.{e}.up_proj.input_scale"]
     model = open_model(tmp_path)
     assert model.has_drafts and model.table["mtp.layers.0.mlp.experts"] == "nvfp4_a4"

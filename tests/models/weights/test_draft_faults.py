@@ -11,11 +11,10 @@ from spark_engine.builder.build import build, planned
 from spark_engine.builder.plan.options import Options
 from spark_engine.errors import CheckpointError, OptionError
 from spark_engine.models.build_network import build_network
-from spark_engine.models.checkpoint.files import open_checkpoint
 from spark_engine.models.weights.draft_weights import head_fault
-from tests.checkpoint_files import write_shards
 from tests.checkpoints import write_checkpoint
 from tests.models.drafters import write_drafter
+from tests.models.edited_checkpoint import edited
 from tests.models.test_drafts import SMALL
 
 GPU = Options(target="sm_121a")
@@ -24,12 +23,9 @@ GPU = Options(target="sm_121a")
 def _written(path: Path, head: str, name: str = "", code: float | None = None) -> Path:
     """A checkpoint with a head in that format, and one element of it changed."""
     write_checkpoint(path, SMALL | {"hidden_size": 128}, "bf16", head=head)
-    opened = open_checkpoint(path)
-    tensors = {n: opened.read(n).copy() for n in opened.tensors}
-    if name:
-        tensors[name].reshape(-1)[-1:] = np.array(code).astype(tensors[name].dtype)
-    (path / "model.safetensors").unlink()
-    write_shards(path, tensors, 1)
+    with edited(path) as tensors:
+        if name:
+            tensors[name].reshape(-1)[-1:] = np.array(code).astype(tensors[name].dtype)
     return path
 
 

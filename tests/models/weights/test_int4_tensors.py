@@ -86,9 +86,3 @@ def test_a_scale_that_is_not_finite_is_named() -> None:
     tensors["m.scales"][3, 5] = np.inf
     with pytest.raises(CheckpointError, match=r"m.scales\[3, 5\] is inf: the scale of a group"):
         values_of(model, tensors, "awq", 32)
-
-
-def test_a_matrix_that_is_read_twice_has_one_recipe() -> None:
-    model, _, _ = stored("gptq", 32)
-    first, second = (projection(model, "m", INT4[32, False]) for _ in range(2))
-    assert first == second

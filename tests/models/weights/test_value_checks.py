@@ -12,12 +12,11 @@ from spark_engine.builder.plan.options import Options
 from spark_engine.errors import CheckpointError
 from spark_engine.interface import Limits, Precision
 from spark_engine.models.build_network import build_network
-from spark_engine.models.checkpoint.files import open_checkpoint
 from spark_engine.models.open_model import open_model
 from spark_engine.models.weights import value_checks
 from spark_engine.tensors import DType
-from tests.checkpoint_files import write_shards
 from tests.checkpoints import write_checkpoint
+from tests.models.edited_checkpoint import edited
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 FP8_KV = Precision(DType.F32, DType.F8E4M3, DType.F32)
@@ -44,10 +43,8 @@ WHOLES = [
 
 def damaged(path: Path, format: str, name: str, index: tuple[int, ...], value: float) -> Path:
     write_checkpoint(path, ONE_LAYER, format, kv_scales=format == "modelopt_mixed")
-    opened = open_checkpoint(path)
-    tensors = {n: opened.read(n).copy() for n in opened.tensors}
-    tensors[name][index if tensors[name].shape else ()] = value
-    write_shards(path, tensors, 1)
+    with edited(path) as tensors:
+        tensors[name][index if tensors[name].shape else ()] = value
     return path
 
 
@@ -66,11 +63,9 @@ def test_the_scale_of_a_whole_is_finite_and_above_zero(
 ) -> None:
     path = damaged(tmp_path, format, name, (0,), 0.25)
     read_all(path)
-    opened = open_checkpoint(path)
-    tensors = {n: opened.read(n).copy() for n in opened.tensors}
     for value in WHOLE:
-        tensors[name][...] = value
-        write_shards(path, tensors, 1)
+        with edited(path) as tensors:
+            tensors[name][...] = value
         with pytest.raises(CheckpointError) as caught:
             read_all(path)
         place = "[0]" if tensors[name].shape else ""
@@ -99,14 +94,13 @@ def test_the_scale_of_a_part_may_be_zero(
 
 def test_the_scale_of_a_row_may_be_zero(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, ONE_LAYER, "fp8")
-    opened = open_checkpoint(tmp_path)
-    tensors = {n: opened.read(n).copy() for n in opened.tensors}
-    scales = tensors[f"{UP}.weight_scale"] = np.full((256, 1), 0.5, np.float32)
-    scales[3] = 0
-    write_shards(tmp_path, tensors, 1)
+    scale = f"{UP}.weight_scale"
+    with edited(tmp_path) as tensors:
+        tensors[scale] = np.full((256, 1), 0.5, np.float32)
+        tensors[scale][3] = 0
     read_all(tmp_path)
-    scales[255] = -0.5
-    write_shards(tmp_path, tensors, 1)
+    with edited(tmp_path) as tensors:
+        tensors[scale][255] = -0.5
     with pytest.raises(CheckpointError, match=re.escape("weight_scale[255, 0] is -0.5: the scale")):
         read_all(tmp_path)
 

@@ -9,20 +9,18 @@ import pytest
 from spark_engine.kernel import TARGETS, Tactic, Target
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins import registry
-from spark_engine.plugins.ops.delta_rule import causal_conv, gated_delta, gdn_decode, gdn_prefill
+from spark_engine.plugins.ops.delta_rule import gated_delta, gdn_decode, gdn_prefill
 from spark_engine.tensors import Array, DType
 from tests.plugins.cases.delta_rule import gated_delta as gated_delta_cases
 from tests.plugins.cases.delta_rule import gdn_decode as fused_cases
 from tests.plugins.cases.delta_rule import gdn_prefill as prefill_cases
 from tests.plugins.cases.delta_rule.gated_delta import Launch
-from tests.plugins.cases.seeded import arrays_of, seeded
+from tests.plugins.cases.seeded import arrays_of
 
 nvrtc = pytest.importorskip("spark_engine.builder.native.nvrtc")
 from tests.plugins import cuda_node  # noqa: E402
-from tests.plugins.covering_cases import covering  # noqa: E402
 from tests.plugins.test_cuda_compile import disassembled  # noqa: E402
 
-OPS = (causal_conv.OP, gated_delta.STEP, gated_delta.CHUNK, gdn_decode.OP, gdn_prefill.OP)
 MODELS = {"tiny": (2, 4), "27B": (16, 48), "35B": (16, 32), "one": (4, 4)}
 
 
@@ -109,8 +107,7 @@ CHUNKED = [
     chunked("27B", state=DType.F16, ring=8),
 ]
 PREFILLED = [prefill_cases.case_of(case) for case in CHUNKED]
-CASES = [
-    *((op, case) for op in OPS for case in seeded(op)),
+CASES = [  # in addition to the ops' own, which test_cuda_ops.py runs
     *((gdn_decode.OP, case) for case in (*SERVED, *RINGS)),
     *((gated_delta.CHUNK, case) for case in CHUNKED),
     *((gdn_prefill.OP, case) for case in PREFILLED),
@@ -153,9 +150,8 @@ def check(
             # records and columns that are of no use hold NaN, and keep it
             assert np.array_equal(np.isnan(g), np.isnan(w)), f"{label}: others were written"
             g, w = (np.where(np.isnan(a), a.dtype.type(0), a) for a in (g, w))
-        hard = 2 if case.label == "equal keys" else 1  # small differences of large sums
         limit = 1e-5 if w.dtype == np.float32 and not _rounds(op, arrays) else 1e-2
-        assert far(g, w) <= limit * hard, f"{label}: {far(g, w):.2e} from the reference"
+        assert far(g, w) <= limit, f"{label}: {far(g, w):.2e} from the reference"
 
 
 def _rounds(op: Op, arrays: tuple[Array, ...]) -> bool:
@@ -214,25 +210,6 @@ def test_decode_kernels_compile_without_spills(
         (job,) = nvrtc.jobs_of([(work.tactic.source, work.plan)])
         usage = nvrtc.compile(job, target, cache).usage["gdn_decode"]
         assert (usage.spills, usage.stack) == (0, 0), f"{work.tactic.name}: {usage}"
-
-
-@pytest.mark.kernels
-@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
-@pytest.mark.parametrize(
-    "op", [causal_conv.OP, gated_delta.CHUNK, gdn_prefill.OP], ids=lambda op: op.name
-)
-def test_other_kernels_compile_without_spills(target: Target, op: Op, cache: Path) -> None:
-    works = []
-    for case in seeded(op):
-        found = list(cuda_node.planned(op, cuda_node.as_bf16(op, case) or case, target))
-        assert found, f"every tactic refuses {case.label}"
-        works += found
-    names = {t.name for t in op.cuda.tactics if target.wgmma or t.name != "wgmma"}
-    assert {w.tactic.name for w in works} == names
-    for work in covering(works):
-        for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
-            usage = nvrtc.compile(job, target, cache).usage
-            assert all(u.spills == 0 for u in usage.values()), f"{work.case.label}: {usage}"
 
 
 # Bytes that a form of the scan (ring, drafts, dtype of the state) spills.

@@ -13,7 +13,7 @@ import pytest
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Op
 from spark_engine.plugins.ops.delta_rule import causal_conv, gated_delta, gdn_decode
-from spark_engine.plugins.state.replay_ring import Ring, ring_behind, ring_records, whole_state
+from spark_engine.plugins.state.replay_ring import Ring, ring_behind, ring_records
 from spark_engine.tensors import Array, DType
 from tests.plugins import one_node
 from tests.plugins.cases.delta_rule import gated_delta as gated_delta_cases
@@ -208,41 +208,6 @@ def test_rounds_give_the_bits_of_single_tokens(
     form: str, prompts: str, compute: Compute, fused: bool
 ) -> None:
     check_rounds(FORMS[form], PROMPTS[prompts], compute, fused)
-
-
-def test_a_round_is_what_the_plain_ring_gives() -> None:
-    """Reference with drafts against reference without, over the same tokens."""
-    plain = gated_delta_cases.Launch(
-        1, (SLOT,) * 30, tuple(range(30)), (1,) * 30, 2, 4, 16, 32, ring=8, units=UNITS
-    )
-    arrays = plain.inputs(np.random.default_rng(4))
-    states, want = list(arrays[4:6]), []
-    for t in range(30):
-        rows = [np.asarray([n], np.int32) for n in (SLOT, t, 1)]
-        o, *states = gated_delta.reference(
-            plain.attrs, (arrays[0][t : t + 1], arrays[1][t : t + 1], *arrays[2:4], *states, *rows)
-        )
-        want.append(o)
-    launch = replace(plain, slots=(), starts=(), counts=(), drafts=3)
-    ring = launch.layout
-    state = np.full_like(arrays[4], np.nan)
-    records = np.full((UNITS + 1, ring.rows, ring.width), np.nan, np.float32)
-    at = 0
-    while at < 30:
-        n = min(1 + at % 4, 30 - at)
-        rows = [np.asarray([x], np.int32) for x in (SLOT, at, n)]
-        pad = ((0, 4 - n), (0, 0))
-        cut = [np.pad(arrays[i][at : at + n], pad) for i in (0, 1)]
-        o, state, records = gated_delta.reference(
-            {**launch.attrs, "tile": 4}, (*cut, *arrays[2:4], state, records, *rows)
-        )
-        np.testing.assert_allclose(o[:n], np.concatenate(want[at : at + n]), rtol=1e-5, atol=1e-6)
-        assert (records[SLOT, -1, :4] == at + 1).all() and (records[SLOT, -1, 4:8] == 1).all()
-        at += n
-    whole = whole_state(state[SLOT], records[SLOT], 30, 3)
-    np.testing.assert_allclose(
-        whole, whole_state(states[0][SLOT], states[1][SLOT], 30, 0), rtol=1e-5, atol=1e-6
-    )
 
 
 def test_the_layout_of_a_ring_with_drafts() -> None:

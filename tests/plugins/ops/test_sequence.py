@@ -258,19 +258,3 @@ def test_a_prompt_may_be_cut_anywhere(op: Op, cuts: list[int]) -> None:
         units = _units(op, name, operands, SLOT)
         got, want = cut_state[name][units], state[name][units]
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=3e-6)
-
-
-def test_chunk_equals_steps() -> None:
-    attrs, operands = _sequence(gated_delta.CHUNK)
-    chunked, after = _in_launches(gated_delta.CHUNK, attrs, operands, [0, 70])
-    state, tokens = dict(operands), _per(gated_delta.STEP, "token")
-    state = {n: a for n, a in state.items() if n not in ("sources", "saves")}
-    for t in range(70):
-        step = {n: state[n][t : t + 1] if n in tokens else state[n] for n in state}
-        step |= {n: np.asarray([x], np.int32) for n, x in zip(
-            ("slots", "starts", "counts"), (SLOT, t, 1), strict=True)}  # fmt: skip
-        o, state["gdn_state"] = run(gated_delta.STEP, {**attrs, "tile": 1}, step)
-        np.testing.assert_allclose(o[0], chunked[0][t], rtol=1e-5, atol=3e-6)
-    np.testing.assert_allclose(
-        state["gdn_state"][SLOT], after["gdn_state"][SLOT], rtol=1e-5, atol=3e-6
-    )

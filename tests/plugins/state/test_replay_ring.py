@@ -20,14 +20,13 @@ from spark_engine.plugins.state.replay_ring import (
 )
 from spark_engine.tensors import Array, DType
 from tests.plugins.cases.delta_rule import gated_delta as gated_delta_cases
-from tests.plugins.run_op import named, run
+from tests.plugins.run_op import named
 
 SLOT, TOKENS = 2, 48
 HEADS = Heads(1, 2, 4, 16, 32)
 PLAIN = gated_delta_cases.Launch(
     1, (SLOT,) * TOKENS, tuple(range(TOKENS)), (1,) * TOKENS, 2, 4, 16, 32
 )
-Plan = list[tuple[str, int]]
 
 
 def tokens() -> dict[str, Array]:
@@ -44,80 +43,6 @@ def truth(end: int) -> tuple[Array, Array]:
     given |= dict(zip(("slots", "starts", "counts"), rows, strict=True))
     o, state = gated_delta.reference(PLAIN.attrs, tuple(given.values()))
     return o, state[SLOT]
-
-
-class Sequence:
-    """Decodes and prefills by the bodies, keeping state and ring as an engine does."""
-
-    def __init__(self, length: int, slot: int = SLOT) -> None:
-        self.ring, self.slot = Ring(length, HEADS), slot
-        arrays = tokens()
-        self.given = {n: arrays[n] for n in ("c", "ba", "a_log", "dt_bias")}
-        self.state = np.full_like(arrays["gdn_state"], np.nan)
-        shape = (len(self.state), length, self.ring.width)
-        self.records = np.full(shape, np.nan, np.float32)
-
-    def go(self, kind: str, start: int, end: int) -> Array:
-        """o of tokens start…end; `kind` is "step" (one token) or "chunk"."""
-        op, tile = (gated_delta.STEP, 1) if kind == "step" else (gated_delta.CHUNK, 64)
-        pad = ((0, tile - (end - start)), (0, 0))
-        cut = {n: np.pad(self.given[n][start:end], pad) for n in ("c", "ba")}
-        rows = {"slots": self.slot, "starts": start, "counts": end - start}
-        rows |= {"sources": self.slot, "saves": -1}
-        operands = {**self.given, **cut, "gdn_state": self.state, "gdn_ring": self.records}
-        operands |= {n: np.asarray([v], np.int32) for n, v in rows.items()}
-        attrs: Attrs = {**PLAIN.attrs, "tile": tile, "ring": self.ring.length}
-        o, self.state, self.records = run(
-            op, attrs, {o.name: operands[o.name] for o in op.given(attrs)}
-        )
-        return o[: end - start]
-
-    def now(self, end: int) -> Array:
-        """The state that the sequence has before position `end`."""
-        return whole_state(self.state[self.slot], self.records[self.slot], end)
-
-
-@pytest.mark.parametrize("length", [2, 3, 8, 16])
-@pytest.mark.parametrize("plan", [[("step", 1)] * 40, [("chunk", 5)] + [("step", 1)] * 30], ids=len)
-def test_steps_behind_a_ring_are_the_plain_steps(length: int, plan: Plan) -> None:
-    sequence, at = Sequence(length), 0
-    for kind, n in plan:
-        before = sequence.state[SLOT].copy()
-        o = sequence.go(kind, at, at + n)
-        due = sequence.ring.phases(at) == length - 1
-        same = sequence.state[SLOT] == before
-        assert kind == "chunk" or at == 0 or same[~due].all(), "rows changed before their turn"
-        assert due.any() or length > sequence.ring.groups.max() + 1
-        at += n
-        want_o, want = truth(at)
-        np.testing.assert_allclose(o, want_o[at - n :], rtol=1e-5, atol=3e-6)
-        np.testing.assert_allclose(sequence.now(at), want, rtol=1e-5, atol=3e-6)
-
-
-def test_a_prefill_takes_up_what_the_ring_holds() -> None:
-    plan: Plan = (
-        [("step", 1)] * 6 + [("chunk", 9)] + [("step", 1)] * 5 + [("chunk", 3), ("step", 1)]
-    )
-    sequence, at = Sequence(8), 0
-    for kind, n in plan:
-        o = sequence.go(kind, at, at + n)
-        at += n
-        np.testing.assert_allclose(o, truth(at)[0][at - n :], rtol=1e-5, atol=3e-6)
-        if kind == "chunk":
-            assert sequence.records[SLOT, 0, -1] == at
-            np.testing.assert_allclose(sequence.state[SLOT], truth(at)[1], rtol=1e-5, atol=3e-6)
-
-
-def test_a_sequence_may_move_to_another_slot() -> None:
-    """Copied out and in as swapping does, it continues with the same bits."""
-    stayed, moved = Sequence(8), Sequence(8)
-    for t in range(21):
-        if t == 13:
-            moved.slot = 5
-            for states in (moved.state, moved.records):
-                states[5], states[SLOT] = states[SLOT].copy(), np.nan
-        assert stayed.go("step", t, t + 1).tobytes() == moved.go("step", t, t + 1).tobytes()
-    assert stayed.state[SLOT].tobytes() == moved.state[5].tobytes()
 
 
 def test_an_eighth_of_the_rows_folds_each_step() -> None:
