@@ -17,7 +17,7 @@
       u8* __restrict__ s3
 #define QUANT_ARGS kept, q0, s0, q1, s1, q2, s2, q3, s3
 
-// Adds `other` to y, rounded to bf16, whose bits it returns.
+// y becomes y + other, rounded to bf16; returns its bits.
 DEVICE uint4 add_bf16(float (&y)[8], const uint4& other) {
   float more[8];
   unpack8(other, more);

@@ -157,7 +157,7 @@ DEVICE void reorder_rows(const u8* x, u8* out, int tokens) {
 }
 
 #ifdef SORT_BLOCKS
-extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1)  // else ptxas spills for two blocks
     moe_count(const int* ids, int* ranks, int tokens) {
   __shared__ int count[EXPERTS];
   wait_then_launch_dependents();
