@@ -150,9 +150,7 @@ DEVICE void normalise(Head& h, const float (&weight)[VEC]) {
   float sum = 0.0f;
 #pragma unroll
   for (int e = 0; e < VEC; e++) sum = fmaf(h.x[e], h.x[e], sum);
-#pragma unroll
-  for (int s = 16; s > 0; s >>= 1) sum += __shfl_xor_sync(~0u, sum, s);
-  float scale = rsqrtf(sum / D + (float)EPS);
+  float scale = rsqrtf(warp_sum(sum) / D + (float)EPS);
 #pragma unroll
   for (int e = 0; e < VEC; e++) h.x[e] *= scale * weight[e];
 }

@@ -15,28 +15,37 @@ constexpr int BLOCKS = 2 * (SHARED + 1024) <= SHARED_LIMIT ? 2 : 1;  // of a mul
 DYNAMIC_SHARED(paged_prefill, SHARED);
 static_assert(PAGE >= 16 && (PAGE & (PAGE - 1)) == 0, "a page is a power of two of tokens");
 
-// Grid: tokens. A block's warps take the token's heads in turn.
-extern "C" __global__ void __launch_bounds__(256, 2)
+// Grid: tokens. A block's warps take the token's heads in turn, AHEAD in flight for each.
+constexpr int ITEMS = HEADS + 2 * KV_HEADS, AHEAD = 3;
+extern "C" __global__ void __launch_bounds__(256, 3)
     paged_append(const u16* qkv, const float* q_norm, const float* k_norm, const float* inv_freq,
                  const int* rope_offsets, const float* kv_scale, u8* keys, u8* values,
                  const int* page_table, const int* slots, const int* starts, const int* counts,
                  u16* queries, int most_pages) {
   int row = blockIdx.x / QUERIES, t = blockIdx.x % QUERIES;
-  int slot = slots[row];
+  int slot = slots[row], at = starts[row] + t;
   if (slot < 0 || t >= counts[row]) return wait_for_previous();  // the next launch relies on it
-  int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, at = starts[row] + t;
+  int warps = blockDim.x >> 5, lane = threadIdx.x & 31;
+  wait_for_previous();
+  const u16* token = qkv + (i64)blockIdx.x * WIDTH;
+  const auto load = [&](RawHead& into, int item) {
+    int from = item < HEADS ? item * 2 * D : Q_END + (item - HEADS) * D;
+    if (item < ITEMS) into = load_raw(token + from, lane);
+  };
+  RawHead raw[AHEAD] = {};
+  int item = threadIdx.x >> 5;
+#pragma unroll
+  for (int i = 0; i < AHEAD; i++) load(raw[i], item + i * warps);
   int page = page_table[(i64)slot * most_pages + at / PAGE];
   Rotation rotation = rotation_at(place_of<QUERIES>(rope_offsets, row, t, at), inv_freq, lane);
   float weight[2][VEC];
+  load_floats(weight[0], q_norm + lane * VEC), load_floats(weight[1], k_norm + lane * VEC);
+#pragma unroll 1
+  for (; item < ITEMS; item += warps) {
+    Head h = widened(raw[0]);
 #pragma unroll
-  for (int e = 0; e < VEC; e++) {
-    weight[0][e] = q_norm[lane * VEC + e], weight[1][e] = k_norm[lane * VEC + e];
-  }
-  wait_for_previous();
-  const u16* token = qkv + (i64)blockIdx.x * WIDTH;
-  for (int item = warp; item < HEADS + 2 * KV_HEADS; item += 8) {
-    int from = item < HEADS ? item * 2 * D : Q_END + (item - HEADS) * D;
-    Head h = load_head(token + from, lane);
+    for (int i = 0; i + 1 < AHEAD; i++) raw[i] = raw[i + 1];
+    load(raw[AHEAD - 1], item + AHEAD * warps);
     if (item < HEADS + KV_HEADS) {
       if (item < HEADS) normalise(h, weight[0]);
       else normalise(h, weight[1]);

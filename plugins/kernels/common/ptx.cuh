@@ -27,6 +27,7 @@ struct DynamicShared {
 DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 // Lets the next launch begin; before its wait that launch must not read later writes.
 DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE void wait_then_launch_dependents() { wait_for_previous(), launch_dependents(); }
 
 // ---- addresses ---------------------------------------------------------------------------------
 DEVICE u32 lane_id() { return threadIdx.x & 31; }

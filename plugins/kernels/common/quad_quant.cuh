@@ -30,9 +30,8 @@ DEVICE void quantise(const float (&y)[4], i64 row, int column, float amax, const
   if (live) *(u32*)(q[0] + row * WIDTH + column) = codes;
   if (live && column % 128 == 0) ((float*)q_scale[0])[row * (WIDTH / 128) + column / 128] = s;
 #elif QUANT == 3
-  float top = fmaxf(fmaxf(fabsf(y[0]), fabsf(y[1])), fmaxf(fabsf(y[2]), fabsf(y[3])));
-  top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-  top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+  const float own = fmaxf(fmaxf(fabsf(y[0]), fabsf(y[1])), fmaxf(fabsf(y[2]), fabsf(y[3])));
+  const float top = lane_max<4>(own);
 #pragma unroll
   for (int i = 0; i < COPIES; i++) {
     float gain = 1.f / scales[i];

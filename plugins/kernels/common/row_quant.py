@@ -52,10 +52,10 @@ def whole_warps(threads: int) -> int:
     return -(-threads // 32) * 32
 
 
-def threads_of(k: int) -> tuple[int, int]:
-    """(threads, vectors of a thread) of a block with a row: one vector a thread while they do."""
+def threads_of(k: int, most: int = MOST_THREADS) -> tuple[int, int]:
+    """(threads, vectors of a thread) of a block with a row: one vector a thread while `most` do."""
     vectors = -(-k // VECTOR)
-    each = -(-vectors // MOST_THREADS)
+    each = -(-vectors // most)
     return whole_warps(-(-vectors // each)), each
 
 

@@ -17,8 +17,7 @@ extern "C" __global__ void __launch_bounds__(128, BLOCKS)
                 act* state_out, const int* slots, const int* starts, const int* counts,
                 const int* sources, const int* saves, act* __restrict__ c, int rows) {
   const int row = blockIdx.y, channel = (blockIdx.x * 128 + threadIdx.x) * 4;
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   if (channel >= channels) return;
   act* const to = c + (i64)row * TILE * channels + channel;
   convolve<SEGMENT, SEGMENT>(

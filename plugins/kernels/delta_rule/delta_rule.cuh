@@ -28,11 +28,3 @@ struct alignas(4 * sizeof(act)) act4 {
 };
 
 DEVICE float softplus(float x) { return fmaxf(x, 0.f) + log1pf(expf(-fabsf(x))); }
-
-// Sum over groups of LANES neighbouring lanes; every lane gets it.
-template <int LANES>
-DEVICE float lane_sum(float x) {
-#pragma unroll
-  for (int off = LANES / 2; off; off /= 2) x += __shfl_xor_sync(~0u, x, off);
-  return x;
-}

@@ -9,6 +9,7 @@ from spark_engine.plugins.launch import Candidate, Kernel, Node
 
 CHUNK = 2048  # columns of a block, about
 MOST = 8192  # columns that one block can take
+TOGETHER, MANY = 2, 8  # rows of a block, where there are MANY times as many as multiprocessors
 KERNEL = Kernel("gated_norm_quant", f"o packed weight scales? {rq.OUTPUTS}")
 SCALE_COLUMNS = 128  # of fp8_block; a block of threads begins at a multiple of it too
 
@@ -20,6 +21,13 @@ def _columns(node: Node) -> int:
         return k
     least = math.lcm(dim, SCALE_COLUMNS)
     return min(k, max(CHUNK // least, 1) * least)
+
+
+def _rows(node: Node) -> int:
+    """Rows of a block: several, with their loads in flight at once, where blocks are many."""
+    rows, many = node.dim("tokens"), MANY * node.target.sms
+    together = rows >= many and rows % TOGETHER == 0 and node.text("quant") not in BY_TOKEN
+    return TOGETHER if together else 1
 
 
 def _refuse(node: Node) -> str | None:
@@ -44,9 +52,11 @@ def _plan(node: Node) -> Plan:
         PACKED=width,
         OFFSET=offset,
         EPS=node.real("eps"),
+        ROWS=_rows(node),
         Z_ALIGNED=offset % rq.VECTOR == 0 and width % rq.VECTOR == 0,
     )
-    return node.plan(KERNEL.launch(node, (-(-k // columns), rows), threads, macros))
+    grid = -(-k // columns), rows // macros["ROWS"]
+    return node.plan(KERNEL.launch(node, grid, threads, macros))
 
 
 def _cost(node: Node) -> float:

@@ -13,8 +13,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   constexpr int GROUPS = H / GROUP;
   const int at = (blockIdx.x * THREADS + threadIdx.x) * 8;
   const i64 token = blockIdx.y;
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   if (at >= H) return;
   const u16* own = deltas + token * (4 * GROUPS) + 2 * SIDE * GROUPS + at / GROUP;
   const float now = from_bf16(own[0]), then = from_bf16(own[GROUPS]);

@@ -15,8 +15,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
                int* drafts) {
   __shared__ float scores[2][TOP];
   const int row = blockIdx.x, warp = threadIdx.x / 32, lane = lane_id();
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   const int slot = slots[row];
   if (slot < 0 || counts[row] <= 0) return;
   int before = last[slot];

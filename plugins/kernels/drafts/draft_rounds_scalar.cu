@@ -14,8 +14,7 @@ extern "C" __global__ void round_rows(const int* tokens, const int* last, const 
                                       const int* positions, const int* slots, const int* starts,
                                       const int* counts, int* ids, int* row_starts, int* certain,
                                       int n) {
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   const int at = INDEX, row = at / TILE, j = at % TILE;
   if (at >= n) return;
   const int slot = slots[row], count = counts[row];
@@ -39,8 +38,7 @@ extern "C" __global__ void accept_drafts(const int* sampled, const int* ids, int
                                          const int* slots, const int* starts, const int* counts,
                                          int* accepted, int* draft_starts, int* token_counts,
                                          int* last, int* positions, int rows) {
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   const int row = INDEX;
   if (row >= rows) return;
   const int slot = slots[row], start = starts[row], count = counts[row];
@@ -65,8 +63,7 @@ extern "C" __global__ void accept_drafts(const int* sampled, const int* ids, int
 // The ids of tokens by position, -1 for those of images.
 extern "C" __global__ void store_ids(const int* ids, const int* table, const int* slots,
                                      const int* starts, const int* counts, int* pages, int n) {
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   const int at = INDEX, row = at / TILE, j = at % TILE;
   if (at >= n) return;
   const int slot = slots[row], position = starts[row] + j, id = ids[at];
@@ -79,8 +76,7 @@ extern "C" __global__ void store_ids(const int* ids, const int* table, const int
 extern "C" __global__ void block_rows(const int* last, const int* positions, const int* slots,
                                       const int* counts, int* ids, int* block_starts,
                                       int* block_counts, int n) {
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   const int at = INDEX, row = at / TILE;
   if (at >= n) return;
   const int slot = slots[row];
@@ -94,8 +90,7 @@ extern "C" __global__ void block_rows(const int* last, const int* positions, con
 // The id after each token; after a row's last token the host's, or the token sampled there.
 extern "C" __global__ void shift_ids(const int* tokens, const int* next_ids, const int* sampled,
                                      const int* counts, int* ids, int n) {
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   const int at = INDEX, row = at / TILE, left = counts[min(at, n - 1) / TILE] - 1 - at % TILE;
   if (at >= n) return;
   int id = 0;

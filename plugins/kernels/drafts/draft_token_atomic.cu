@@ -43,8 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (first + i * THREADS * 4 < LOGITS)
       ids[i] = *(const int4*)(shortlist + first + i * THREADS * 4);
 #endif
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   const int slot = slots[row];
   if (slot < 0 || counts[row] <= 0) {
 #ifdef BEST

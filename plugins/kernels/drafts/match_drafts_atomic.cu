@@ -33,8 +33,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                  int* arrived) {
   __shared__ u64 found;
   __shared__ int key[MOST];
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   const int row = blockIdx.y, i = threadIdx.x, slot = load_if(true, slots + row);
   const int start = load_if(true, starts + row), count = load_if(true, counts + row);
   if (min(slot, start) < 0 || count <= 0) {

@@ -3,19 +3,10 @@
 // Block (half, token), the row in registers: VECS vectors of eight columns a thread, at a stride of
 // THREADS. The norm's weight, which no launch writes, is read before the wait for the previous
 // launch (PDL). bf16 rows of H columns (H % 8 = 0); an id outside the vocabulary reads row 0, but
-// with IMAGES the ids from VOCAB on read so many rows of `images`.
+// the IMAGES ids from VOCAB on read rows of `images`.
 // Figures: benchmarks/log/sampling/draft_rounds.md.
-// Macros: H, VOCAB, EPS, THREADS, VECS; IMAGES, if given.
+// Macros: H, VOCAB, EPS, THREADS, VECS, IMAGES (0: no rows of images).
 #include "common/numeric.cuh"
-
-#ifndef IMAGES
-#define IMAGES 0
-#endif
-
-DEVICE void load_weight(const float* weight, int column, float (&w)[8]) {
-  const float4 a = *(const float4*)(weight + column), b = *(const float4*)(weight + column + 4);
-  w[0] = a.x, w[1] = a.y, w[2] = a.z, w[3] = a.w, w[4] = b.x, w[5] = b.y, w[6] = b.z, w[7] = b.w;
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     mtp_input(const int* ids, const u16* hidden, const u16* weight, const float* norm_e,
@@ -28,10 +19,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
   for (int v = 0; v < VECS; v++) {
     const int column = (v * THREADS + threadIdx.x) * 8;
-    if (column < H) load_weight(norm, column, w[v]);
+    if (column < H) load8(norm + column, w[v]);
   }
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   const u16* from = hidden + (i64)token * H;
   if (embeds) {
     const int id = ids[token];

@@ -50,8 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   u64* chosen = maxima + 2 * WARPS;
   __shared__ int last;
   const int token = blockIdx.y, first = (blockIdx.x * LOADS * THREADS + threadIdx.x) * 4;
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   if (token % TILE == 0 || counts[token / TILE] <= 0) {
     if (blockIdx.x == 0 && threadIdx.x < TOP)
       ids[token * TOP + threadIdx.x] = 0, values[token * TOP + threadIdx.x] = minus_infinity();

@@ -15,7 +15,7 @@
 constexpr int MOST = THREADS > 512 ? 3 : THREADS > 256 ? 6 : 12;  // by the registers of a thread
 constexpr int TOGETHER = K1 < MOST ? K1 : MOST;
 
-DEVICE void load8(const float* from, float (&v)[8]) {
+DEVICE void fetch8(const float* from, float (&v)[8]) {
   const float4 a = __ldcg((const float4*)from), b = __ldcg((const float4*)from + 1);
   v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
@@ -37,7 +37,7 @@ DEVICE void add_experts(const float* parts, const int* order, const float* share
     float part[TOGETHER][8];
 #pragma unroll
     for (int j = 0; j < TOGETHER; j++)
-      if (first + j < K1) load8(parts + (i64)order[first + j] * K, part[j]);
+      if (first + j < K1) fetch8(parts + (i64)order[first + j] * K, part[j]);
 #pragma unroll
     for (int j = 0; j < TOGETHER; j++) {
       if (first + j >= K1) break;
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)  // else ptxas saves re
   for (int v = 0; v < VECS; v++) {
     const int column = (v * THREADS + threadIdx.x) * 8;
     if (column >= K) continue;
-    load8(norm_weight + column, w[v]);
+    fetch8(norm_weight + column, w[v]);
     other[v] = __ldcg((const uint4*)(residual + row * K + column));
   }
   __syncthreads();
@@ -74,28 +74,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)  // else ptxas saves re
     if (column >= K) continue;
     add_experts(parts + row * K1 * K + column, order, share, y[v]);
     unpack8(pack8(y[v]), y[v]);
-    float before[8];
-    unpack8(other[v], before);
-#pragma unroll
-    for (int i = 0; i < 8; i++) y[v][i] += before[i];
-    const uint4 bits = pack8(y[v]);
-    unpack8(bits, y[v]);
-    sum[(row * K + column) / 8] = bits;
+    sum[(row * K + column) / 8] = add_bf16(y[v], other[v]);
 #pragma unroll
     for (int i = 0; i < 8; i++) squares += y[v][i] * y[v][i];
   }
   const float root = rsqrtf(block_sum<THREADS>(squares, scratch) / K + (float)(EPS));
-#if QUANT == 4
-  const float token = normed_scale<THREADS>(y, root, w, scratch);
-  scales = &token;
-#endif
-#pragma unroll
-  for (int v = 0; v < VECS; v++) {
-    const int column = (v * THREADS + threadIdx.x) * 8;
-#if QUANT != 4
-#pragma unroll
-    for (int i = 0; i < 8; i++) y[v][i] *= root * w[v][i];
-#endif
-    emit(y[v], row, column, column < K, scales, QUANT_ARGS);
-  }
+  emit_normed<THREADS>(y, root, w, row, scales, QUANT_ARGS);
 }

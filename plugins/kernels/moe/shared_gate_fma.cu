@@ -9,8 +9,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 uint4* __restrict__ y) {
   __shared__ float warp_sums[THREADS / 32];
   const i64 row = blockIdx.x;
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   float dot = 0.0f;
   uint4 others[VECS][2];
 #pragma unroll

@@ -16,8 +16,7 @@ extern "C" __global__ void all_reduce(const uint4* x, uint4* y, i64 count, const
 #if RANKS > 1 && ALGORITHM == PUSH
   const Pushes<RANKS> pushes(peers, rank);
 #endif
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
 #if RANKS == 1
   for (i64 i = FIRST; i < count; i += STEP) y[i] = x[i];
 #elif ALGORITHM == ONE_SHOT

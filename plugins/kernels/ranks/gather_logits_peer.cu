@@ -6,8 +6,7 @@
 
 extern "C" __global__ void gather_logits(const uint4* x, uint4* y, i64 count, const u64* peers,
                                          int rank) {
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
 #if RANKS == 1
   for (i64 i = FIRST; i < count; i += STEP) y[i] = x[i];
 #else

@@ -15,20 +15,6 @@
 
 #define COLUMN(v) ((v * THREADS + threadIdx.x) * 8)
 
-// y + residual, both rounded to bf16; adds the squares to `squares`. Returns the bf16 bits.
-DEVICE uint4 add_residual(float (&y)[8], uint4 residual, float& squares) {
-  unpack8(pack8(y), y);
-  float before[8];
-  unpack8(residual, before);
-#pragma unroll
-  for (int e = 0; e < 8; e++) y[e] += before[e];
-  const uint4 bits = pack8(y);
-  unpack8(bits, y);
-#pragma unroll
-  for (int e = 0; e < 8; e++) squares += y[e] * y[e];
-  return bits;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_norm(const uint4* x, const float* weight, const uint4* residual, const float* scales,
                 uint4* __restrict__ sum, QUANT_OUTPUTS, int rows, const u64* peers, int rank) {
@@ -37,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   float w[VECS][8] = {};
 #pragma unroll
   for (int v = 0; v < VECS; v++)
-    if (COLUMN(v) < K) load_weight(weight, COLUMN(v), w[v]);
+    if (COLUMN(v) < K) load8(weight + COLUMN(v), w[v]);
   float known[COPIES] = {};  // the scales, loaded before the sum to hide their latency
 #if QUANT == 1 || QUANT == 3
 #pragma unroll
@@ -88,20 +74,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #else
       add_published<RANKS>(regions, i, launch, y[v]);
 #endif
-      sum[i] = add_residual(y[v], other, squares);
+      unpack8(pack8(y[v]), y[v]);
+      sum[i] = add_bf16(y[v], other);
+#pragma unroll
+      for (int e = 0; e < 8; e++) squares += y[v][e] * y[v][e];
     }
     const float root = rsqrtf(block_sum<THREADS>(squares, partial) / K + (float)(EPS));
-#if QUANT == 4
-    known[0] = normed_scale<THREADS>(y, root, w, partial);
-#endif
-#pragma unroll
-    for (int v = 0; v < VECS; v++) {
-#if QUANT != 4
-#pragma unroll
-      for (int e = 0; e < 8; e++) y[v][e] *= root * w[v][e];
-#endif
-      emit(y[v], row, COLUMN(v), COLUMN(v) < K, known, QUANT_ARGS);
-    }
+    emit_normed<THREADS>(y, root, w, row, known, QUANT_ARGS);
     __syncthreads();  // before the next row's sums overwrite `partial`
   }
 #if RANKS > 1

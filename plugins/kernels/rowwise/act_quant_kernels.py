@@ -12,6 +12,9 @@ from spark_engine.tensors import TensorSpec
 THREADS = 256
 CLUSTER = 8  # blocks that share each of few rows of at least LONG columns
 LONG = 8192
+# Of more rows than multiprocessors, by token: threads of a block, at most, and of the blocks that a
+# multiprocessor holds by their registers, so that some load while others compute.
+ROW_THREADS, RESIDENT = 320, 1536
 MOST_TOKEN = 4 * rq.MOST_THREADS * rq.VECTOR  # columns of a row that one block takes
 _ACT = {"none": 0, "silu_mul": 1, "sigmoid_gate": 2}
 ACT_QUANT = Kernel("act_quant", f"x qkv? scales? {rq.OUTPUTS}", early=Early(begins=True, lets=True))
@@ -42,13 +45,16 @@ def _refuse(node: Node) -> str | None:
 
 def _plan(node: Node) -> Plan:
     rows, k = _rows(node)
-    shared = 0
+    shared, more = 0, {"BLOCKS": 1}
     threads = min(THREADS, rq.whole_warps(-(-k // rq.VECTOR)))
-    chunks, more = -(-k // (threads * rq.VECTOR)), dict[str, int]()
+    chunks = -(-k // (threads * rq.VECTOR))
     if node.text("quant") in BY_TOKEN:
         few = node.target.clusters and rows <= node.target.sms and k >= LONG
         more["PARTS"] = chunks = CLUSTER if few else 1
-        threads, more["VECS"] = rq.threads_of(-(-k // chunks))
+        most = ROW_THREADS if rows > node.target.sms else rq.MOST_THREADS
+        threads, more["VECS"] = rq.threads_of(-(-k // chunks), most)
+        registers = 20 + 4 * more["VECS"]  # of a thread, at least
+        more["BLOCKS"] = max(1, min(RESIDENT, 65536 // registers) // threads)
         shared = DECLARED
     if "qkv" in node:
         more |= {"HEAD_DIM": node.number("head_dim"), "QKV": node["qkv"].dims[1]}

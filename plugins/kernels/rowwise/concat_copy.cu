@@ -21,8 +21,7 @@ constexpr int WIDTH = W0 + W1 + W2 + W3 + W4 + W5 + W6 + W7;
 extern "C" __global__ void concat(const Element* a, const Element* b, const Element* c,
                                   const Element* d, const Element* e, const Element* f,
                                   const Element* g, const Element* h, Element* y) {
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   const int column = blockIdx.x * THREADS + threadIdx.x;
   const i64 row = blockIdx.y;
   if (column >= WIDTH) return;

@@ -5,8 +5,7 @@
 
 extern "C" __global__ void nvfp4_widen(const u32* xq, const u8* x_scale, uint4* x, int words) {
   const int at = blockIdx.x * blockDim.x + threadIdx.x;
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   if (at >= words) return;
   const u32 codes = xq[at];
   const float scale = from_e4m3(x_scale[at / 2]);

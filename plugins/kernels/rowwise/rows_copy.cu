@@ -9,15 +9,11 @@
 #ifdef TILE
 #ifdef VOCAB
 // x[t] = weight[id]: the host's id, or the slot's last token if that is negative; clamped, so that
-// padding rows stay in range. Slot −1 is the last of SLOTS rows. IMAGES, if given: so many ids from
-// VOCAB on are rows of `images`.
-#ifndef IMAGES
-#define IMAGES 0
-#endif
+// padding rows stay in range. Slot −1 is the last of SLOTS rows. The IMAGES ids from VOCAB on are
+// rows of `images`.
 extern "C" __global__ void embed(const int* tokens, const int* last, const int* slots,
                                  const uint4* weight, const uint4* images, uint4* x) {
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   if (VECTOR >= H / 8) return;
   int id = tokens[blockIdx.y];
   if (id < 0) {
@@ -32,8 +28,7 @@ extern "C" __global__ void embed(const int* tokens, const int* last, const int* 
 #else
 // y[r] = x[r·TILE + counts[r] − 1], or the first token if the row has none.
 extern "C" __global__ void last_rows(const uint4* x, const int* counts, uint4* y) {
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   if (VECTOR >= H / 8) return;
   const i64 row = blockIdx.y * TILE + min(max(counts[blockIdx.y], 1), TILE) - 1;
   y[(i64)blockIdx.y * (H / 8) + VECTOR] = x[row * (H / 8) + VECTOR];
@@ -42,8 +37,7 @@ extern "C" __global__ void last_rows(const uint4* x, const int* counts, uint4* y
 #else
 extern "C" __global__ void add(const uint4* a, const uint4* b, uint4* y) {
   const i64 at = (i64)blockIdx.y * (H / 8) + VECTOR;
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   if (VECTOR >= H / 8) return;
   float left[8], right[8];
   unpack8(a[at], left);

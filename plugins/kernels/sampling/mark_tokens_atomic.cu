@@ -13,8 +13,7 @@ constexpr int PIECE = ((VOCAB + PARTS - 1) / PARTS + 3) / 4 * 4;
 extern "C" __global__ void __launch_bounds__(THREADS)
     mark(int* token_counts, const int* tokens, const int* last, const int* slots, const int* starts,
          const int* counts, const int* prompt_lens, int tiles) {
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   const int first = blockIdx.y, slot = slots[first];
   if (slot < 0 || (first > 0 && slots[first - 1] == slot)) return;
   const int begin = blockIdx.x * PIECE, end = min(begin + PIECE, VOCAB);

@@ -114,8 +114,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
   __shared__ float found_values[BIASES];
   __shared__ int found;
   constexpr int BLOCK = 8 * PER;
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   const int row = blockIdx.y;
   const Place place = place_of(row, slots, starts, counts);
   const int slot = place.slot;

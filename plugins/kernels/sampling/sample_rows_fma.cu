@@ -213,8 +213,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 float* top_logprobs, int* ok, const int* emit, int* last_tokens, int rows,
                 int syncs, float* whole_rows, const u64* peers, int rank) {
   extern __shared__ __align__(16) u8 memory[];
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   const Operands o = {logits,     token_counts, sampling_f, sampling_i, bias_ids,   bias_values,
                       bias_until, allow,        slots,      starts,     counts,     ids,
                       raw_keys,   keys,         sums,       weights,    tokens,     logprobs,

@@ -4,13 +4,12 @@
 // comes first, then the squares of what differs from it. K % 8 = 0; weight and bias f32. Rows side
 // by side, which a merger reads, are the same memory. Not measured (log/vision/rowwise.md).
 // Macros: K, VECS, EPS, THREADS.
-#include "vision/load8.cuh"
+#include "common/numeric.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm(const uint4* x, const float* weight, const float* bias, uint4* y, int rows) {
   const i64 row = (i64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   if (row >= rows) return;
   float v[VECS][8], sum = 0.0f, squares = 0.0f;
 #pragma unroll

@@ -8,8 +8,7 @@
 extern "C" __global__ void store_rows(const uint4* x, const int* live, const int* first,
                                       uint4* image_rows) {
   const int vector = blockIdx.x * THREADS + threadIdx.x, row = blockIdx.y;
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   const i64 to = (i64)first[0] + row;
   if (vector >= H / 8 || row >= live[0] / GROUP || to < 0 || to >= ROWS) return;
   image_rows[to * (H / 8) + vector] = x[(i64)row * (H / 8) + vector];

@@ -5,14 +5,13 @@
 // u8 [n, P], pixels f32 [2, P], table bf16 [ROWS, H], results bf16; P % 8 = H % 8 = 0.
 // Not measured (log/vision/rowwise.md).
 // Macros: P, H, TAPS, ROWS, THREADS.
-#include "vision/load8.cuh"
+#include "common/numeric.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     vision_patches(const u8* patches, const int* taps, const float* tap_weights,
                    const float* pixels, const uint4* table, uint4* x, uint4* positions) {
   const i64 patch = blockIdx.x;
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   for (int i = threadIdx.x; i < P / 8; i += THREADS) {
     const uint2 codes = ((const uint2*)patches)[patch * (P / 8) + i];
     float factor[8], y[8];

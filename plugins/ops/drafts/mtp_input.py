@@ -92,7 +92,7 @@ def _plan(node: Node) -> Plan:
     per = next(n for n in range(1, VECTORS + 1) if vectors <= n * MOST_THREADS)
     threads = rq.whole_warps(-(-vectors // per))
     macros = {"H": h, "VOCAB": vocab, "THREADS": threads, "VECS": per, "EPS": node.real("eps")}
-    macros |= {"IMAGES": node.dim("I")} if "image_rows" in node else {}
+    macros["IMAGES"] = node.dim("I") if "image_rows" in node else 0
     return node.plan(KERNEL.launch(node, (2, tokens), threads, macros))
 
 

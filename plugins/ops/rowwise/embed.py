@@ -139,7 +139,7 @@ def _refuse(node: Node) -> str | None:
 
 def _plan(node: Node) -> Plan:
     macros = {"TILE": node.number("tile"), "VOCAB": node.dim("V"), "SLOTS": node.dim("S+1")}
-    macros |= {"IMAGES": node.dim("I")} if "image_rows" in node else {}
+    macros["IMAGES"] = node.dim("I") if "image_rows" in node else 0
     return plan_rows(KERNEL, node, *node.shape("tokens", "H"), **macros)
 
 

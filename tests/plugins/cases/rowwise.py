@@ -121,6 +121,7 @@ ACT_QUANT = (
     _act_quant("sigmoid_gate", 3, 48, "nvfp4", n=2),
     _act_quant("silu_mul", 3, 17408, "fp8_token"),
     _act_quant("sigmoid_gate", 7, 200, "fp8_token", keep=1),
+    _act_quant("silu_mul", 136, 2624, "fp8_halves"),  # more rows than multiprocessors
     _act_quant("silu_mul", 3, 272, "fp8_halves"),
     _act_quant("silu_mul", 3, 64, "fp8", keep=1, dtype=DType.BF16),
     _act_quant("sigmoid_gate", 3, 64, "nvfp4", dtype=DType.BF16),

@@ -197,6 +197,7 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float exp2_fast(float x) { return std::exp2(x); }
+inline float reciprocal_fast(float x) { return 1.0f / x; }
 inline u64 __float2ull_rn(float x) { return (u64)std::nearbyint(x); }
 inline int __float2int_rn(float x) { return (int)std::nearbyint(x); }
 inline u32 __umulhi(u32 a, u32 b) { return (u64)a * b >> 32; }
@@ -259,6 +260,11 @@ inline u32 mul_bf16x2(u32 a, u32 b) {
   return pack_bf16(value_of_bf16(a & 0xffff) * value_of_bf16(b & 0xffff),
                    value_of_bf16(a >> 16) * value_of_bf16(b >> 16));
 }
+inline u32 largest_bf16x2(u32 a, u32 b) {
+  const float low = fmaxf(fabsf(value_of_bf16(a & 0xffff)), fabsf(value_of_bf16(b & 0xffff)));
+  const float high = fmaxf(fabsf(value_of_bf16(a >> 16)), fabsf(value_of_bf16(b >> 16)));
+  return pack_bf16(low, high) | (a ^ b) & 0x80008000;
+}
 inline u32 permuted(u32 a, u32 b, u32 order) { return __byte_perm(a, b, order); }
 inline u32 kept_or(u32 word, u32 keep, u32 add) { return word & keep | add; }
 inline u32 fma_bf16x2(u32 a, u32 b, u32 c) {  // by sums that are exact
@@ -288,6 +294,7 @@ inline void widen(u32 codes, u32& low, u32& high) {
 // ---- shared memory and copies ------------------------------------------------------------------
 inline void wait_for_previous() {}
 inline void launch_dependents() {}
+inline void wait_then_launch_dependents() {}
 inline u32 shared_address(u32 at) { return at; }
 inline u32 shared_address(const void* p) { return (u32)((const u8*)p - dynamic); }
 inline u8* shared(u32 at, u32 bytes) {

@@ -20,8 +20,9 @@ COHERENT = re.compile(r"const\s[^(),;]*\*\s*__restrict__")
 
 
 def _code(path: Path) -> str:
-    """The source without comments."""
-    return re.sub(r"//[^\n]*", "", (ROOT / path).read_text())
+    """The source without comments, and with both halves where a kernel does them together."""
+    code = re.sub(r"//[^\n]*", "", (ROOT / path).read_text())
+    return code.replace("wait_then_launch_dependents()", f"{WAIT}, {LET}")
 
 
 def _functions(code: str) -> list[str]:

@@ -173,8 +173,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
   extern __shared__ __align__(128) char memory[];
   Prepare& s = *(Prepare*)memory;
   const int row = blockIdx.y, head = blockIdx.x;
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   if (slots[row] < 0) return;
 #if RING  // the scan will overwrite this
   if (head == 0 && threadIdx.x < POSITIONS && begins(slots, row) && starts[row])

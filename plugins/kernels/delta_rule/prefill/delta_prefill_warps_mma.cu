@@ -239,8 +239,7 @@ DYNAMIC_SHARED(gated_delta_scan, sizeof(Scan));
 DEVICE void scan_block(const Operands& m) {
   extern __shared__ __align__(128) char shared_memory[];
   Scan& s = *(Scan*)shared_memory;
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   each_sequence(m, [&](const Sequence& own) {
     scan_sequence(s, m, own);
     __syncthreads();

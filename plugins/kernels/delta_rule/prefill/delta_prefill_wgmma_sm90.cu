@@ -259,8 +259,7 @@ DEVICE void scan_block(const Operands& m) {
   extern __shared__ __align__(1024) u8 shared_memory[];
   Tiles& tiles = *(Tiles*)shared_memory;
   begin_barriers(tiles);
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   int n = 0;
   if (uniform(threadIdx.x / GROUP) == 0) {  // else ptxas sees wgmma in a divergent path
     each_sequence<uniform>(m, [&](const Sequence& own) { scan_sequence(tiles, m, own, n); });

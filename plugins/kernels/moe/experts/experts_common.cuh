@@ -151,8 +151,7 @@ extern "C" __global__ void __launch_bounds__(256)
   float share[K1];
 #pragma unroll
   for (int j = 0; j < K1; ++j) share[j] = weights[pair + order[j]];
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   for (int i = threadIdx.x * EACH; i < HIDDEN; i += blockDim.x * EACH) {
     uint4 v[K1];
 #pragma unroll

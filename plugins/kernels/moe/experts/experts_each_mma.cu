@@ -18,8 +18,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, Side<true>::PART_SLABS > 4
   const int wk = warp / S::WN, wn = warp % S::WN;
   const int panel = (blockIdx.x >> 1) * S::WN + wn, half = blockIdx.x & 1, pair = blockIdx.y;
   const bool busy = panel < S::PANELS;
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   const int expert = ids[pair];
   uint4 words[S::PART_SLABS][2];
   u32 scales[S::PART_SLABS];
@@ -100,8 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HELD_SLABS > 10 ? 1 : 2)
     }
   }
   sort_experts(ids, order);
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
 #pragma unroll
   for (int i = 0; i < TURNS; ++i) {
     const int j = i * S::WN + wn;

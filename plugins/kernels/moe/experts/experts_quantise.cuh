@@ -17,9 +17,7 @@ DEVICE float most_of(const float (&v)[8]) {
   float top = 0.0f;
 #pragma unroll
   for (int i = 0; i < 8; ++i) top = fmaxf(top, fabsf(v[i]));
-#pragma unroll
-  for (int d = LANES / 2; d; d >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
-  return top;
+  return lane_max<LANES>(top);
 }
 // The scale of a block of e4m3 codes with `most` as the largest value.
 DEVICE float block_scale(float most) {
@@ -51,8 +49,7 @@ DEVICE void load8(const void* in, u64 at, float (&v)[8]) {
 template <bool UP>
 DEVICE void quantise_row(const u16* in, u8* codes, float* scales) {
   constexpr int K = Side<UP>::K, TURNS = (K + 255) / 256;
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   const u64 row = blockIdx.x;
   float v[TURNS][8] = {}, top = 0.0f;
 #pragma unroll
@@ -96,8 +93,7 @@ DEVICE void round_codes(float (&v)[8], float given) {
 template <bool UP>
 DEVICE void quantise(const void* in, const int* ids, const float* given, uint4* out) {
   constexpr int K = Side<UP>::K, TURN = 256 * 8;
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   const u64 row = blockIdx.x, from = UP ? row / K1 : row;
   const float scale = given[ids[row]];
   for (int base = 0; base < K; base += TURN) {

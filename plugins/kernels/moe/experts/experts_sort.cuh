@@ -4,6 +4,7 @@
 // `order`: pairs by expert. `tiles`: [0].x is their number, then (expert, first place in `order`,
 // count). Where in its tile a pair is depends on a race of atomics; no result does, since a
 // token's column of a product does not depend on its neighbours.
+// Variants: benchmarks/log/moe/experts_wide_wgmma_sm90.md.
 // Macros: SORT_BLOCKS, if given: so many blocks sort without a cluster, in two launches.
 #pragma once
 #include "moe/experts/experts_common.cuh"
@@ -17,15 +18,27 @@ constexpr int SORTERS = SORT_BLOCKS;
 constexpr bool COUNTED = false;
 constexpr int SORTERS = 8;
 #endif
-constexpr int TOGETHER = 4;  // ids in flight for a thread
+constexpr int TOGETHER = 9;  // ids in flight for a thread: of 8 x 8,192 pairs and a shared expert
 
-// Calls `each(pair)` for this block's pairs, TOGETHER at a time.
+// Calls `each(pair, its id, its rank)` for this block's pairs; the loads of TOGETHER come first,
+// since what `each` stores might be what it loads, for all that the compiler knows. `ranks` of
+// nullptr: 0.
 template <class Each>
-DEVICE void for_pairs(int pairs, const Each& each) {
+DEVICE void for_pairs(const int* ids, const int* ranks, int pairs, const Each& each) {
   const int share = (pairs + SORTERS - 1) / SORTERS, from = blockIdx.x * share;
   const int end = min(from + share, pairs);
-#pragma unroll TOGETHER
-  for (int i = from + threadIdx.x; i < end; i += SORT_THREADS) each(i);
+  for (int first = from + threadIdx.x; first < end; first += TOGETHER * SORT_THREADS) {
+    int id[TOGETHER], rank[TOGETHER] = {};
+#pragma unroll
+    for (int t = 0; t < TOGETHER; ++t) {
+      const int i = min(first + t * SORT_THREADS, end - 1);
+      id[t] = __ldcg(ids + i);
+      if (ranks) rank[t] = __ldcg(ranks + i);
+    }
+#pragma unroll
+    for (int t = 0; t < TOGETHER; ++t)
+      if (first + t * SORT_THREADS < end) each(first + t * SORT_THREADS, id[t], rank[t]);
+  }
 }
 
 // Tiles of so many tokens of an expert, and what the largest has: they are nearly equal.
@@ -39,7 +52,8 @@ DEVICE int tile_size(int tokens) {
 DEVICE void rank_pairs(const int* ids, int pairs, int* ranks, int (&count)[EXPERTS]) {
   for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) count[e] = 0;
   __syncthreads();
-  for_pairs(pairs, [&](int i) { ranks[i] = atomicAdd(count + __ldcg(ids + i), 1); });
+  for_pairs(ids, nullptr, pairs,
+            [&](int i, int id, int) { __stcg(ranks + i, atomicAdd(count + id, 1)); });
 }
 
 // The first SORTERS blocks. `counts`, where a launch counted: of each block and expert.
@@ -92,10 +106,8 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, const int* counts,
     }
   }
   __syncthreads();
-  for_pairs(pairs, [&](int i) {
-    const int e = __ldcg(ids + i);
-    order[count[e] + begin[e] + (COUNTED ? __ldcg(ranks + i) : ranks[i])] = i;
-  });
+  for_pairs(ids, ranks, pairs,
+            [&](int i, int id, int rank) { order[count[id] + begin[id] + rank] = i; });
   if (blockIdx.x) return;
   for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {
     const int n = tiles_of(all[e]), size = tile_size(all[e]), first = tile[LONGEST ? turn[e] : e];
@@ -104,34 +116,51 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, const int* counts,
   }
 }
 
-// Half a k-slab a thread, the h-th eight of each 16 k: chunk q of 16 bytes holds their q-th pairs.
-DEVICE void reorder_rows(const u8* x, u8* out, int tokens) {
-  constexpr int HALVES = Side<true>::SLABS * 2;
-  const i64 all = (i64)tokens * HALVES, step = (i64)(gridDim.x - SORTERS) * SORT_THREADS;
-  for (i64 i = (i64)(blockIdx.x - SORTERS) * SORT_THREADS + threadIdx.x; i < all; i += step) {
-    const int half = (int)(i % HALVES);
-    const int k = half / 2 * 64 + half % 2 * 8;
-    const u8* from = x + ((i / HALVES) * HIDDEN + k) * 2;
-    uint4 v[4];
+// Two of four words of lanes LANES apart change places, so that two rounds transpose 4 x 4.
+template <int LANES>
+DEVICE void swap_words(u32 (&v)[4], bool high) {
+  constexpr int APART = LANES / 2;  // words: of lanes 2 apart one, of lanes 4 apart two
 #pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      v[t] = make_uint4(0, 0, 0, 0);
-      if (HIDDEN % 64 == 0 || k + t * 16 < HIDDEN) v[t] = __ldcg((const uint4*)from + 2 * t);
+  for (int i = 0; i < 2; ++i) {
+    const int low = APART == 1 ? 2 * i : i;
+    const u32 got = __shfl_xor_sync(~0u, high ? v[low] : v[low + APART], LANES);
+    (high ? v[low] : v[low + APART]) = got;
+  }
+}
+// Sixteen bytes a lane, a k-slab of 64 eight lanes: of the h-th eight of each 16 k chunk q of the
+// result holds the q-th pairs.
+DEVICE void reorder_rows(const u8* x, u8* out, int tokens) {
+  constexpr int CHUNKS = Side<true>::SLABS * 8, AT_ONCE = 4;
+  const i64 all = (i64)tokens * CHUNKS, step = (i64)(gridDim.x - SORTERS) * SORT_THREADS;
+  const int t = lane_id() / 2 % 4, half = lane_id() % 2;
+  const i64 first = (i64)(blockIdx.x - SORTERS) * SORT_THREADS + threadIdx.x;
+  for (i64 from = first - lane_id(); from < all; from += AT_ONCE * step) {  // a warp together
+    uint4 v[AT_ONCE];
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; ++n) {
+      const i64 i = from + n * step + lane_id();
+      const int chunk = (int)(i % CHUNKS);
+      const bool there = i < all && (HIDDEN % 64 == 0 || chunk * 8 < HIDDEN);
+      v[n] = load_if16(there, x + (i / CHUNKS * HIDDEN + chunk * 8) * 2);
     }
-    uint4* to = (uint4*)(out + i * 64);
-    to[0] = make_uint4(v[0].x, v[1].x, v[2].x, v[3].x);
-    to[1] = make_uint4(v[0].y, v[1].y, v[2].y, v[3].y);
-    to[2] = make_uint4(v[0].z, v[1].z, v[2].z, v[3].z);
-    to[3] = make_uint4(v[0].w, v[1].w, v[2].w, v[3].w);
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; ++n) {
+      u32 words[4] = {v[n].x, v[n].y, v[n].z, v[n].w};
+      swap_words<2>(words, t & 1);
+      swap_words<4>(words, t & 2);
+      const i64 i = from + n * step + lane_id();
+      if (i < all)
+        *(uint4*)(out + (i / 8 * 8 + half * 4 + t) * 16) =
+            make_uint4(words[0], words[1], words[2], words[3]);
+    }
   }
 }
 
 #ifdef SORT_BLOCKS
-extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1)  // else ptxas spills for two blocks
     moe_count(const int* ids, int* ranks, int tokens) {
   __shared__ int count[EXPERTS];
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   rank_pairs(ids, tokens * K1, ranks, count);
   __syncthreads();
   int* const counts = ranks + tokens * K1 + blockIdx.x * EXPERTS;
@@ -139,8 +168,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     moe_sort(const int* ids, int* ranks, int* order, int4* tiles, int tokens) {
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   sort_pairs(ids, tokens * K1, ranks, ranks + tokens * K1, order, tiles);
 }
 #else
@@ -148,8 +176,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     moe_sort(const u8* x, const int* ids, u8* reordered, int* ranks, int* order, int4* tiles,
              int tokens) {
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   if (blockIdx.x < SORTERS) sort_pairs(ids, tokens * K1, ranks, nullptr, order, tiles);
   else reorder_rows(x, reordered, tokens);
 }

@@ -282,8 +282,7 @@ struct Products {
 template <class F, bool UP>
 DEVICE void multiply_tiles(const Operands& o) {
   extern __shared__ __align__(1024) u8 memory[];
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   const int items = __ldcg(&o.tiles[0].x) * Item<UP>::BLOCKS;
   // forget: or the address is asked for at each use
   Products<F, UP> products = {o, forget(shared_address(memory))};

@@ -274,8 +274,7 @@ extern "C" __global__ void __launch_bounds__(256)
     quantise_rows(const u16* x, const int* ids, const int* order, const float* given, u8* codes,
                   u8* scales) {
   constexpr int SLABS = Side<true>::SLABS;
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   const u64 row = blockIdx.x;
   const int pair = __ldcg(order + row);
   const float gain = 1.0f / given[__ldcg(ids + pair)];

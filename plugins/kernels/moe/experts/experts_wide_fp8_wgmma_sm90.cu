@@ -351,8 +351,7 @@ DEVICE void wide(const Operands& o, void* to, float* h_scale) {
   fill_table();
 #endif
   __syncthreads();
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   if (threadIdx.x >= CONSUMERS) {
     fewer_registers<32>();
     produce_all<UP>(r, o);

@@ -273,8 +273,7 @@ DEVICE void wide(const Tokens& x, const int4* tiles, const u8* w, const u8* scal
   const Ring r = {memory, barriers, barriers + DEPTH};
   r.open<DEPTH>(4 + (UP ? PRODUCERS : 1), CONSUMERS / 32);
   __syncthreads();
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   if (threadIdx.x >= CONSUMERS) {
     fewer_registers<32>();
     produce_all<UP>(r, x, tiles, w, scales);

@@ -99,8 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   uint4 gate_run = make_uint4(0, 0, 0, 0);
   if (gated) gate_run = load_once(gate + 2 * gate_k);
   cluster_meet();  // all blocks are there to be written to
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
 #pragma unroll
   for (int c = 0; c < COLUMNS; ++c) {
     const u8* from = x + (u64)min(token0 + c * 8 + g, tokens - 1) * HIDDEN * 2;

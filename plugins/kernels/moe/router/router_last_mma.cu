@@ -92,8 +92,7 @@ extern "C" __global__ void __launch_bounds__(256)
       for (int i = 0; i < 2; ++i)
         a[u][h][i] = run_of_eight(rows[i], (warp * EACH + u) * 64 + h * 32 + t * 8,
                                   row + 8 * i < ROWS && warp * EACH + u < SLABS);
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
   float d[4] = {};
   const u8* from = x + (u64)min(token, tokens - 1) * HIDDEN * 2;
 #pragma unroll

@@ -93,8 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
   for (int i = 0; i < STAGES - 2; ++i)  // weights do not depend on the previous launch
     if (i < count) copies.weights(ring + i * STAGE, first + i);
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
 #pragma unroll
   for (int i = 0; i < STAGES - 2; ++i) {
     if (i < count) copies.rows(ring + i * STAGE, first + i);

@@ -74,8 +74,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
 #pragma unroll
   for (int i = 0; i < STAGES - 1; ++i)  // weights do not depend on the previous launch
     if (i < SLABS) fetch(ring + i * STAGE, ROWS, i, expert);
-  wait_for_previous();
-  launch_dependents();
+  wait_then_launch_dependents();
 #pragma unroll
   for (int i = 0; i < STAGES - 1; ++i) {
     if (i < SLABS) fetch(ring + i * STAGE + ROWS * 128, TOKENS, i, token);

@@ -35,6 +35,7 @@ CASES = (
     _case(7, 3, 24, "fp8", n=2, keep=1, bench=True),
     _case(3, 3, 64, "fp8_block"),
     _case(3, 3, 64, "fp8_token"),
+    _case(1056, 1, 48, "fp8"),  # several rows a block
     _case(7, 1, 48, "nvfp4", bench=True),
     _case(1, 4, 32, "nvfp4", n=2, keep=1),
     _case(3, 2, 64, "fp8", keep=1, dtype=DType.BF16),
