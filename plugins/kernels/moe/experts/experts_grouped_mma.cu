@@ -63,8 +63,8 @@ struct Product {
 // Fills a warp's ring, DEPTH stages ahead of its mma: of `up`, and without a gap of `down`. A lane
 // copies the weights that it reads itself, and scales that its neighbours read as well.
 struct Producer {
-  const u8 *w, *scales;  // the lane's, of the piece's first k-slab
-  u32 ring, to;          // the lane's place in this warp's ring: of the first stage, of the next
+  u32 at;        // the piece's first m16 tile among all weights
+  u32 ring, to;  // the lane's place in this warp's ring: of the first stage, of the next
   int expert;
   u32 m16_mask;  // a bit each
   u64 policy;
@@ -72,11 +72,11 @@ struct Producer {
   int early;  // the next k-slab of `down` that is fetched before `up` ends, or -1
 
   template <bool UP>
-  DEVICE void begin(const Shared& s, const Product& p) {
-    expert = 0, piece.start<UP>(s), locate<UP>(s, p);
+  DEVICE void begin(const Shared& s) {
+    expert = 0, piece.start<UP>(s), locate<UP>(s);
   }
   template <bool UP>
-  DEVICE void locate(const Shared& s, const Product& p) {
+  DEVICE void locate(const Shared& s) {
     using S = Side<UP>;
     m16_mask = 0;
     if (piece.over()) return;
@@ -84,9 +84,7 @@ struct Producer {
               panel = piece.step * S::WN + (threadIdx.x >> 5) % S::WN;
     expert = expert_of(s, piece.block, expert);
     if (S::PANELS % S::WN == 0 || panel < S::PANELS) m16_mask = (1 << piece.to) - (1 << piece.from);
-    const u64 at = (((u64)expert * S::PANELS + panel) * S::SLABS + wk * S::PART_SLABS) * 4;
-    w = p.w + at * M16_BYTES + lane_id() * 16;
-    if (M16_SCALES) scales = p.block_scales + at * M16_SCALES + lane_id() * 16;
+    at = ((expert * S::PANELS + panel) * S::SLABS + wk * S::PART_SLABS) * 4;
   }
   DEVICE void copy(u32 to, const u8* from) {
     if (HINTED) copy_async_hinted(to, from, policy);
@@ -96,6 +94,7 @@ struct Producer {
   template <bool UP>
   DEVICE void fetch(const Shared& s, const Product& p, int slab) {
     using S = Side<UP>;
+    const u8* const w = p.w + (u64)at * M16_BYTES + lane_id() * 16;
 #pragma unroll
     for (int m16 = 0; m16 < 4; ++m16)
       if (m16_mask >> m16 & 1)
@@ -103,24 +102,24 @@ struct Producer {
         for (int i = 0; i < M16_BYTES; i += 512)
           copy(to + m16 * M16_BYTES + i, w + (slab * 4 + m16) * M16_BYTES + i);
     if (M16_SCALES && m16_mask && lane_id() < 4 * M16_SCALES / 16)
-      copy(to + 4 * M16_BYTES, scales + slab * 4 * M16_SCALES);
+      copy(to + 4 * M16_BYTES, p.block_scales + (u64)(at + slab * 4) * M16_SCALES + lane_id() * 16);
     commit_copies();
     to = to == ring + (DEPTH - 1) * STAGE ? ring : to + STAGE;
     if (slab < S::PART_SLABS - 1) return;
     if (SCARCE<UP>) piece.start<UP>(piece.place, piece.end);  // the rest is not held
     constexpr int STEP = S::WN * S::SLABS * 4;
     const bool whole = !piece.next<UP>() && piece.to == 4 && S::PANELS % S::WN == 0;
-    if (whole) w += STEP * M16_BYTES, scales += STEP * M16_SCALES, m16_mask = 15;
-    else locate<UP>(s, p);
+    if (whole) at += STEP, m16_mask = 15;
+    else locate<UP>(s);
   }
   // That of `up`; past its end, of `down`.
   DEVICE void fetch_on(const Shared& s, const Product& up, const Product& down, int slab) {
     if (early < 0) fetch<true>(s, up, slab);
     else fetch<false>(s, down, early), early = early == Side<false>::PART_SLABS - 1 ? 0 : early + 1;
-    turn(s, down);
+    turn(s);
   }
-  DEVICE void turn(const Shared& s, const Product& down) {
-    if (early < 0 && piece.over()) begin<false>(s, down), early = 0;
+  DEVICE void turn(const Shared& s) {
+    if (early < 0 && piece.over()) begin<false>(s), early = 0;
   }
 };
 
@@ -225,20 +224,13 @@ DEVICE void add_m16(const u8* stage, int m16, const Tokens& x, const float2& row
   }
 }
 
-// A block of work's m16 tiles of h: x are written, y have readers that wait no more.
-DEVICE void announce(uint2* counter, int tiles) {
-  if (threadIdx.x) return;
-  __threadfence();
-  atomicAdd(&counter->x, tiles);
-}
-
 // What the two products of a block share.
 struct Stream {
   Shared& s;
   u16* listed;
   float4* parts;
   int pairs;
-  uint2* counters;  // of blocks of work, zero between launches
+  uint2* counters;  // of blocks of work: tiles of h that are written, and that have a reader
   Producer producer;
   u32 slot;
   int turn;
@@ -255,7 +247,14 @@ struct Stream {
     producer.ring = shared_address(memory) + threadIdx.x / 32 * DEPTH * STAGE + lane_id() * 16;
     producer.to = producer.ring, producer.policy = evict_first_policy(), producer.early = -1;
   }
-  // Waits for a block's h. Who waits last leaves the counters zero.
+  // The block's part of an expert's h is written, up to a place; behind a barrier.
+  DEVICE void announce(int block, int place) {
+    if (threadIdx.x) return;
+    __threadfence();
+    atomicAdd(&counters[block].x, place - s.since);
+    s.since = place;
+  }
+  // Waits for an expert's h. The last block that waited leaves the counters zero.
   template <bool UP>
   DEVICE void load(const Product& p, const Piece& piece, Tokens (&x)[Side<UP>::PART_SLABS]) {
     constexpr bool WAITS = JOINED && !UP;
@@ -281,7 +280,7 @@ DEVICE void Stream::multiply_all(const Product& mine, const Product& next) {
   Tokens x[S::PART_SLABS];
   float2 rows[S::PART_SLABS] = {};
   Piece piece;
-  int expert = 0, block = -1, since = 0;
+  int expert = 0, block = -1;
 #pragma unroll 1
   for (piece.start<UP>(s); !piece.over(); piece.next<UP>(), turn ^= 1) {
     Epilogue<UP> epilogue;
@@ -289,8 +288,9 @@ DEVICE void Stream::multiply_all(const Product& mine, const Product& next) {
       expert = expert_of(s, piece.block, expert);
       mine.scales.load<UP>(expert, piece.step * S::WN + wn, rows);
       find_pairs<UP>(s, listed, pairs, expert, (piece.block - s.first[expert]) * BLOCK_M);
-      if (TELLS && block >= 0) announce(counters + block, piece.place - since);
-      block = piece.block, since = piece.place;
+      if (TELLS && block >= 0) announce(block, piece.place);
+      if (TELLS && block < 0 && threadIdx.x == 0) s.since = piece.place;
+      block = piece.block;
       load<UP>(mine, piece, x);
     }
     constexpr bool FEW = Epilogue<UP>::ROWS == 1 && S::PART_SLABS <= (RESIDENT > 1 ? 4 : 8);
@@ -332,7 +332,7 @@ DEVICE void Stream::multiply_all(const Product& mine, const Product& next) {
   }
   if (!TELLS || block < 0) return;
   __syncthreads();
-  announce(counters + block, piece.place - since);
+  announce(block, piece.place);
 }
 
 // And the pairs' ids.
@@ -348,7 +348,7 @@ DEVICE void multiply_apart(const int* ids, int tokens, const Product& p) {
   // `down` reads ids, which are older than the previous launch.
   if (UP) wait_for_previous(), launch_dependents();
   Stream stream(held, memory, ids, tokens, nullptr);
-  stream.producer.begin<UP>(held, p);
+  stream.producer.begin<UP>(held);
 #pragma unroll
   for (int i = 0; i < DEPTH; ++i) stream.producer.fetch<UP>(held, p, i % Side<UP>::PART_SLABS);
   if (!UP) wait_for_previous(), launch_dependents();
@@ -382,7 +382,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   wait_for_previous(), launch_dependents();
   Stream stream(held, memory, ids + (u64)chunk_start * K1, tokens, counters);
   Producer& producer = stream.producer;
-  producer.begin<true>(held, up), producer.turn(held, down);
+  producer.begin<true>(held), producer.turn(held);
 #pragma unroll
   for (int i = 0; i < DEPTH; ++i) producer.fetch_on(held, up, down, i % Side<true>::PART_SLABS);
   stream.multiply_all<true>(up, down);

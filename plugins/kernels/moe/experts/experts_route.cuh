@@ -10,12 +10,13 @@ constexpr bool CODES = BLOCKS || QUANT == 4;  // quantised here
 // Where int4 leaves no registers for it, what follows from threadIdx.x or from a place on the line
 // of work is computed again at each piece: held all along, it spilled.
 template <bool UP>
-constexpr bool SCARCE = WEIGHTS == 3 && RESIDENT > 1 && Side<UP>::PART_SLABS > 4;
+constexpr bool SCARCE = RESIDENT > 1 && FOUR_BITS&& Side<UP>::PART_SLABS > (WEIGHTS == 3 ? 4 : 6);
 
 struct Shared {
   int first[EXPERTS + 1];  // blocks of work before each expert
   int list[BLOCK_M];       // pairs of a block's tokens, -1 where there is none
   int found[WARPS];
+  int since;  // thread 0's: where on the line of work the block's part of its expert begins
   // Of a block's tokens by row of the input (fp8_token): what each warp found, and the scales.
   float most[WARPS * BLOCK_M], scales[BLOCK_M];
   DEVICE float scale_of(int column) const { return QUANT == 4 ? scales[column] : 1.0f; }
