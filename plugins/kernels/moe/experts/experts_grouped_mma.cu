@@ -318,6 +318,7 @@ DEVICE void Stream::multiply_all(const Product& mine, const Product& next) {
       else producer.fetch<UP>(s, mine, (u + AHEAD) % S::PART_SLABS);
       slot = slot == (DEPTH - 1) * STAGE ? 0 : slot + STAGE;
     }
+    if (SCARCE<UP>) piece.start<UP>(forget(piece.place), piece.end);  // the rest is not held
     mine.scales.load<UP>(expert, panel + S::WN, rows);  // of the next step, if it is this expert's
     if (BUFFERS == 1) __syncthreads();
     float4* const own = parts + (BUFFERS == 2 && turn ? PARTS : 0);
