@@ -15,7 +15,7 @@ TORCH := torch==2.13.0
 PACKAGES := bench builder check device models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: lock ranks run figures test pytest kernels lint types mutants mutation abuse fuzz forms newcomer soak soak-server soak-models batch replicas page clients agents dist clean
+.PHONY: lock ranks run figures test pytest kernels lint types mutants mutation abuse fuzz forms newcomer soak soak-server soak-models replicas page clients agents dist clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -129,10 +129,6 @@ soak-server: $(VENV)/.test
 # Three models at one address, of which one fits, under load and faults: MINUTES, e.g. 20.
 soak-models: $(VENV)/.test
 	$(BIN)/python -m tests.soak.models $(MINUTES)
-
-# Ten thousand lines of a batch on the embedded model, killed twice and ended once: some minutes.
-batch: $(VENV)/.test
-	$(BIN)/python -m tests.soak.batch
 
 # Four replicas of the embedded model placed by Ray Serve, under load: one is killed, one is stopped,
 # all are replaced; then two in a cluster, where front, controller and commands are killed. Ten minutes

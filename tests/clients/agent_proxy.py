@@ -13,7 +13,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -85,106 +85,83 @@ class Exchange:
         return prompt, cached
 
 
-class Chat:
-    """/v1/chat/completions."""
+@dataclass(frozen=True)
+class Api:
+    """Where the bodies of one API have what the proxy reads and forces.
 
-    path = "/v1/chat/completions"
-    limits = ("max_tokens", "max_completion_tokens")
+    Attributes:
+        limits: the names of limits on tokens.
+        parameters: the name of a tool's parameters.
+        results: what tools gave, from a body.
+        choice: the `tool_choice` that has this tool called, once.
+        shape: the fields that give a body's answer the form `_SCHEMA`.
+    """
 
-    @staticmethod
-    def results(body: Json) -> list[Any]:
-        return [m.get("content") for m in body.get("messages", []) if m.get("role") == "tool"]
+    path: str
+    limits: tuple[str, ...]
+    parameters: str
+    results: Callable[[Json], list[Any]]
+    choice: Callable[[str], Json]
+    shape: Callable[[Json], Json]
 
-    @staticmethod
-    def tools(body: Json) -> dict[str, tuple[Json, str]]:
-        """By a tool's name, where its parameters are."""
-        rows = [tool.get("function", {}) for tool in body.get("tools") or []]
-        return {row.get("name", ""): (row, "parameters") for row in rows}
-
-    @staticmethod
-    def force(body: Json, tool: str) -> None:
-        """Has this tool called, once."""
-        body["tool_choice"] = {"type": "function", "function": {"name": tool}}
-
-    @staticmethod
-    def shape(body: Json) -> None:
-        body["response_format"] = {"type": "json_schema", "json_schema": _SCHEMA}
-
-    @staticmethod
-    def is_shaped(body: Json) -> bool:
-        """Whether the agent asks for a form itself."""
-        return "response_format" in body
+    def tools(self, body: Json) -> dict[str, Json]:
+        """By a tool's name, what has its parameters."""
+        rows = [tool.get("function", tool) for tool in body.get("tools") or []]
+        return {row.get("name", ""): row for row in rows}
 
 
-class Messages:
-    """/v1/messages."""
-
-    path = "/v1/messages"
-    limits = ("max_tokens",)
-
-    @staticmethod
-    def results(body: Json) -> list[Any]:
-        contents = [m.get("content") for m in body.get("messages", [])]
-        blocks = [b for content in contents if isinstance(content, list) for b in content]
-        return [b.get("content") for b in blocks if b.get("type") == "tool_result"]
-
-    @staticmethod
-    def tools(body: Json) -> dict[str, tuple[Json, str]]:
-        """By a tool's name, where its parameters are."""
-        return {row.get("name", ""): (row, "input_schema") for row in body.get("tools") or []}
-
-    @staticmethod
-    def force(body: Json, tool: str) -> None:
-        """Has this tool called, once."""
-        body["tool_choice"] = {"type": "tool", "name": tool, "disable_parallel_tool_use": True}
-
-    @staticmethod
-    def shape(body: Json) -> None:
-        form = {"type": "json_schema", "schema": _SCHEMA["schema"]}
-        body["output_config"] = {**body.get("output_config", {}), "format": form}
-
-    @staticmethod
-    def is_shaped(body: Json) -> bool:
-        """Whether the agent asks for a form itself."""
-        return "format" in body.get("output_config", {})
+def _chat_results(body: Json) -> list[Any]:
+    return [m.get("content") for m in body.get("messages", []) if m.get("role") == "tool"]
 
 
-class Responses:
-    """/v1/responses."""
-
-    path = "/v1/responses"
-    limits = ("max_output_tokens",)
-
-    @staticmethod
-    def results(body: Json) -> list[Any]:
-        items = body.get("input")
-        rows = items if isinstance(items, list) else []
-        return [r.get("output") for r in rows if str(r.get("type")).endswith("_call_output")]
-
-    @staticmethod
-    def tools(body: Json) -> dict[str, tuple[Json, str]]:
-        """By a tool's name, where its parameters are."""
-        return {row.get("name", ""): (row, "parameters") for row in body.get("tools") or []}
-
-    @staticmethod
-    def force(body: Json, tool: str) -> None:
-        """Has this tool called, once."""
-        body["tool_choice"] = {"type": "function", "name": tool}
-
-    @staticmethod
-    def shape(body: Json) -> None:
-        body["text"] = {**(body.get("text") or {}), "format": {"type": "json_schema", **_SCHEMA}}
-
-    @staticmethod
-    def is_shaped(body: Json) -> bool:
-        """Whether the agent asks for a form itself."""
-        return "format" in (body.get("text") or {})
+def _message_results(body: Json) -> list[Any]:
+    contents = [m.get("content") for m in body.get("messages", [])]
+    blocks = [b for content in contents if isinstance(content, list) for b in content]
+    return [b.get("content") for b in blocks if b.get("type") == "tool_result"]
 
 
-APIS = {api.path: api() for api in (Chat, Messages, Responses)}
+def _response_results(body: Json) -> list[Any]:
+    rows = items if isinstance(items := body.get("input"), list) else []
+    return [r.get("output") for r in rows if str(r.get("type")).endswith("_call_output")]
 
 
-def step_of(api: Any, body: Json, calls: Mapping[str, Call]) -> str:
+def _is_shaped(body: Json) -> bool:
+    """Whether the agent asks for a form itself."""
+    inner = (body.get(name) or {} for name in ("output_config", "text"))
+    return "response_format" in body or any("format" in one for one in inner)
+
+
+_FORM = {"type": "json_schema", "schema": _SCHEMA["schema"]}
+_ROWS = (
+    Api(
+        "/v1/chat/completions",
+        ("max_tokens", "max_completion_tokens"),
+        "parameters",
+        _chat_results,
+        lambda tool: {"type": "function", "function": {"name": tool}},
+        lambda body: {"response_format": {"type": "json_schema", "json_schema": _SCHEMA}},
+    ),
+    Api(
+        "/v1/messages",
+        ("max_tokens",),
+        "input_schema",
+        _message_results,
+        lambda tool: {"type": "tool", "name": tool, "disable_parallel_tool_use": True},
+        lambda body: {"output_config": {**body.get("output_config", {}), "format": _FORM}},
+    ),
+    Api(
+        "/v1/responses",
+        ("max_output_tokens",),
+        "parameters",
+        _response_results,
+        lambda tool: {"type": "function", "name": tool},
+        lambda body: {"text": {**(body.get("text") or {}), "format": {**_FORM, **_SCHEMA}}},
+    ),
+)
+APIS = {api.path: api for api in _ROWS}
+
+
+def step_of(api: Api, body: Json, calls: Mapping[str, Call]) -> str:
     """Which turn a body is: by the results that it has; "" where the tools are not offered."""
     offered = api.tools(body)
     if not all(call.tool in offered for call in calls.values()):
@@ -192,17 +169,16 @@ def step_of(api: Any, body: Json, calls: Mapping[str, Call]) -> str:
     return STEPS[min(len(api.results(body)), 2)]
 
 
-def forced(api: Any, body: Json, calls: Mapping[str, Call]) -> Json:
+def forced(api: Api, body: Json, calls: Mapping[str, Call]) -> Json:
     body = json.loads(json.dumps(body))
     step = step_of(api, body, calls)
     for call in calls.values():
-        if found := api.tools(body).get(call.tool):
-            row, key = found
-            row[key] = call.schema()
+        if row := api.tools(body).get(call.tool):
+            row[api.parameters] = call.schema()
     if step in calls:
-        api.force(body, calls[step].tool)
-    elif not api.is_shaped(body):
-        api.shape(body)
+        body["tool_choice"] = api.choice(calls[step].tool)
+    elif not _is_shaped(body):
+        body |= api.shape(body)
     if not step:
         body |= {name: min(body[name], ASIDE) for name in api.limits if body.get(name)}
     thinking = body.get("thinking")

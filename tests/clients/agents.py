@@ -11,23 +11,23 @@ fails. `--keep` stores what was exchanged; `--write-fixtures` writes the shorten
 
 import argparse
 import contextlib
+import io
 import json
 import os
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+from PIL import Image
 
 from spark_engine.runtime.offline.embedded import find_checkpoint, is_stale
 from tests.clients import tower_model
@@ -165,14 +165,9 @@ def build() -> Path:
 
 
 def picture(size: int = 16) -> bytes:
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        check = struct.pack(">I", zlib.crc32(kind + data))
-        return struct.pack(">I", len(data)) + kind + data + check
-
-    rows = b"".join(b"\0" + bytes((x * 15, 99, 180)) * size for x in range(size))
-    head = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
-    body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + body
+    held = io.BytesIO()
+    Image.new("RGB", (size, size), (120, 99, 180)).save(held, "PNG")
+    return held.getvalue()
 
 
 def run(agent: Agent, server: str, folder: Path) -> Run:

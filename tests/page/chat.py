@@ -8,14 +8,9 @@ from typing import Any
 
 import httpx
 
-from tests.page.conftest import ask, delta, script, serving, set_field, until
+from tests.page.conftest import LAST, ask, delta, press, script, serving, set_field, texts, until
 
-LAST = ".message.assistant:last-child"
 SHORT = {"max_tokens": "30"}
-
-
-def _texts(page: Any, where: str) -> list[str]:
-    return [text.strip() for text in page.locator(where).all_inner_texts()]
 
 
 def test_an_answer_comes_piece_by_piece_with_its_thought_folded(page: Any) -> None:
@@ -79,8 +74,7 @@ def test_an_answer_made_again_is_shown_next_to_the_first(page: Any) -> None:
     ask(page, "Say")
     page.unroute("**/v1/chat/completions")
     script(page, delta(content="The second."), delta("stop"))
-    page.hover(LAST)
-    page.click(f"{LAST} [aria-label='Regenerate']")
+    press(page, LAST, "Regenerate")
     page.wait_for_selector(f"{LAST} :text('2 of 2')")
     assert page.inner_text(f"{LAST} .content") == "The second."
     page.click(f"{LAST} [aria-label='Previous version']")
@@ -94,16 +88,15 @@ def test_a_changed_question_begins_another_branch(page: Any) -> None:
     sent = script(page, delta(content="So."), delta("stop"))
     ask(page, "one")
     ask(page, "two")
-    page.hover(".message.user >> nth=0")
-    page.click(".message.user >> nth=0 >> [aria-label='Edit']")
+    press(page, ".message.user >> nth=0", "Edit")
     page.keyboard.press("End")
     page.keyboard.type(" more")
     page.keyboard.press("Enter")
     page.wait_for_selector(".message.user :text('2 of 2')")
     assert [m["content"] for m in sent[-1]["messages"]] == ["one more"]
-    assert _texts(page, ".bubble") == ["one more"]
+    assert texts(page, ".bubble") == ["one more"]
     page.click("[aria-label='Previous version']")
-    assert _texts(page, ".bubble") == ["one", "two"]
+    assert texts(page, ".bubble") == ["one", "two"]
 
 
 def test_editing_is_left_by_escape(page: Any) -> None:
@@ -113,7 +106,7 @@ def test_editing_is_left_by_escape(page: Any) -> None:
     page.keyboard.press("ArrowUp")
     page.keyboard.type(" more")
     page.keyboard.press("Escape")
-    assert _texts(page, ".bubble") == ["one"]
+    assert texts(page, ".bubble") == ["one"]
 
 
 def test_conversations_are_kept_named_deleted_and_brought_back(page: Any) -> None:
@@ -122,23 +115,21 @@ def test_conversations_are_kept_named_deleted_and_brought_back(page: Any) -> Non
         page.click("#new")
         ask(page, words)
     rows = "#conversations li"
-    assert _texts(page, rows) == ["the pear", "the apple"]
+    assert texts(page, rows) == ["the pear", "the apple"]
     page.click(f"{rows} >> nth=1 >> a")
-    until(page, lambda: _texts(page, ".bubble") == ["the apple"])
+    until(page, lambda: texts(page, ".bubble") == ["the apple"])
     page.reload()
     page.wait_for_selector(".bubble")
-    assert _texts(page, ".bubble") == ["the apple"]
-    page.hover(f"{rows} >> nth=0")
-    page.click(f"{rows} >> nth=0 >> [aria-label='Rename the pear']")
+    assert texts(page, ".bubble") == ["the apple"]
+    press(page, f"{rows} >> nth=0", "Rename the pear")
     page.keyboard.type("fruit")
     page.keyboard.press("Enter")
-    assert _texts(page, rows) == ["fruit", "the apple"]
-    page.hover(f"{rows} >> nth=1")
-    page.click(f"{rows} >> nth=1 >> [aria-label='Delete the apple']")
-    assert _texts(page, rows) == ["fruit"] and _texts(page, ".bubble") == []
+    assert texts(page, rows) == ["fruit", "the apple"]
+    press(page, f"{rows} >> nth=1", "Delete the apple")
+    assert texts(page, rows) == ["fruit"] and texts(page, ".bubble") == []
     page.click("#toast button")
     page.wait_for_selector(".bubble")
-    assert _texts(page, ".bubble") == ["the apple"] and len(_texts(page, rows)) == 2
+    assert texts(page, ".bubble") == ["the apple"] and len(texts(page, rows)) == 2
 
 
 def test_an_answer_continues_while_another_conversation_is_shown(page: Any) -> None:
@@ -191,7 +182,7 @@ def test_calls_that_come_in_pieces(page: Any) -> None:
     parts = [call(0, name="a", arguments=""), call(0, arguments='{"x"'), call(0, arguments=": 1}")]
     script(page, *parts, call(1, name="b", arguments="{}"), delta("tool_calls"))
     ask(page, "both")
-    assert _texts(page, f"{LAST} .call pre") == ['{\n  "x": 1\n}', "{}"]
+    assert texts(page, f"{LAST} .call pre") == ['{\n  "x": 1\n}', "{}"]
     page.click(f"{LAST} :text('Send results')")
     page.wait_for_selector(".message.tool")
 
@@ -345,7 +336,7 @@ def test_what_another_tab_wrote_is_shown(page: Any, url: str) -> None:
     script(other, delta(content="Well."), delta("stop"))
     ask(other, "three")
     page.wait_for_selector(".bubble:text('three')")
-    assert _texts(page, ".message.assistant .content") == ["So.", "So.", "Well."]
+    assert texts(page, ".message.assistant .content") == ["So.", "So.", "Well."]
 
 
 def test_without_a_storage_it_works_until_it_is_closed(page: Any, url: str) -> None:
@@ -357,7 +348,7 @@ def test_without_a_storage_it_works_until_it_is_closed(page: Any, url: str) -> N
     ask(page, "the apple")
     page.click("#new")
     page.click("#conversations a")
-    until(page, lambda: _texts(page, ".bubble") == ["the apple"])
+    until(page, lambda: texts(page, ".bubble") == ["the apple"])
 
 
 def test_conversations_are_carried_to_another_browser(
@@ -373,9 +364,9 @@ def test_conversations_are_carried_to_another_browser(
         other.set_input_files("#import-file", tmp_path / "file.json")
         other.wait_for_selector("#conversations a")
     other.click("#conversations a")
-    until(other, lambda: _texts(other, ".bubble") == ["the apple"])
+    until(other, lambda: texts(other, ".bubble") == ["the apple"])
     assert other.inner_text(f"{LAST} .content") == "So."
     (tmp_path / "bad.json").write_text('{"conversations": [{"id": "x", "nodes": {"a": 1}}]}')
     other.set_input_files("#import-file", tmp_path / "bad.json")
     other.wait_for_selector("#toast :text('malformed')")
-    assert len(_texts(other, "#conversations li")) == 1
+    assert len(texts(other, "#conversations li")) == 1

@@ -22,6 +22,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 FOUND = next(filter(None, map(shutil.which, NAMES)), None)
 ROOT = Path(__file__).parents[2]
 WAIT_MS = 10_000
+LAST = ".message.assistant:last-child"
 
 
 @contextmanager
@@ -124,9 +125,19 @@ def ask(page: Any, text: str, wait: bool = True) -> None:
     """Sends a message; waits for the end of its answer."""
     page.fill("#composer-text", text)
     page.keyboard.press("Enter")
-    page.wait_for_selector(".message.assistant:last-child")
+    page.wait_for_selector(LAST)
     if wait:
-        page.wait_for_selector(".message.assistant:last-child[aria-busy=false]")
+        page.wait_for_selector(f"{LAST}[aria-busy=false]")
+
+
+def press(page: Any, where: str, label: str) -> None:
+    """Presses a button that is shown where the mouse is."""
+    page.hover(where)
+    page.click(f"{where} >> [aria-label='{label}']")
+
+
+def texts(page: Any, where: str) -> list[str]:
+    return [text.strip() for text in page.locator(where).all_inner_texts()]
 
 
 def set_field(page: Any, **values: str) -> None:

@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.page.conftest import ask, delta, script, set_field, until
-
-LAST = ".message.assistant:last-child"
-
-
-def _texts(page: Any, where: str) -> list[str]:
-    return [text.strip() for text in page.locator(where).all_inner_texts()]
+from tests.page.conftest import LAST, ask, delta, press, script, set_field, texts, until
 
 
 def test_the_search_reads_titles_and_messages(page: Any) -> None:
@@ -22,13 +16,13 @@ def test_the_search_reads_titles_and_messages(page: Any) -> None:
         page.click("#new")
         ask(page, words)
     page.fill("#search", "pear")
-    assert _texts(page, "#conversations li") == ["the pear"]
+    assert texts(page, "#conversations li") == ["the pear"]
     page.fill("#search", "CHERRIES apple")
-    assert _texts(page, "#conversations li") == ["the apple"]
+    assert texts(page, "#conversations li") == ["the apple"]
     page.fill("#search", "plum")
     assert "No conversation has these words" in page.inner_text("#conversations")
     page.fill("#search", "")
-    assert len(_texts(page, "#conversations li")) == 2
+    assert len(texts(page, "#conversations li")) == 2
 
 
 def test_a_conversation_is_saved_as_markdown(page: Any, tmp_path: Path) -> None:
@@ -48,28 +42,24 @@ def test_a_message_is_deleted_with_what_follows(page: Any) -> None:
     sent = script(page, delta(content="So."), delta("stop"))
     ask(page, "one")
     ask(page, "two")
-    page.hover(".message.user >> nth=1")
-    page.click(".message.user >> nth=1 >> [aria-label='Delete from here']")
-    assert _texts(page, ".bubble") == ["one"] and page.locator(".message.assistant").count() == 1
+    press(page, ".message.user >> nth=1", "Delete from here")
+    assert texts(page, ".bubble") == ["one"] and page.locator(".message.assistant").count() == 1
     page.click("#toast button")
-    assert _texts(page, ".bubble") == ["one", "two"]
-    page.hover(".message.user >> nth=1")
-    page.click(".message.user >> nth=1 >> [aria-label='Delete from here']")
+    assert texts(page, ".bubble") == ["one", "two"]
+    press(page, ".message.user >> nth=1", "Delete from here")
     ask(page, "three")
     assert [m["content"] for m in sent[-1]["messages"]] == ["one", "So.", "three"]
     page.reload()
     page.wait_for_selector(".bubble")
-    assert _texts(page, ".bubble") == ["one", "three"]
+    assert texts(page, ".bubble") == ["one", "three"]
 
 
 def test_deleting_a_version_shows_the_other(page: Any) -> None:
     script(page, delta(content="So."), delta("stop"))
     ask(page, "one")
-    page.hover(LAST)
-    page.click(f"{LAST} [aria-label='Regenerate']")
+    press(page, LAST, "Regenerate")
     page.wait_for_selector(f"{LAST} :text('2 of 2')")
-    page.hover(LAST)
-    page.click(f"{LAST} [aria-label='Delete from here']")
+    press(page, LAST, "Delete from here")
     assert page.locator(".message.assistant").count() == 1
     assert page.locator(f"{LAST} .turns").count() == 0
 
@@ -79,8 +69,7 @@ def test_an_answer_at_its_limit_is_continued_in_its_place(page: Any) -> None:
     ask(page, "Count")
     page.unroute("**/v1/chat/completions")
     sent = script(page, delta(content=" three."), delta("stop"))
-    page.hover(LAST)
-    page.click(f"{LAST} [aria-label='Continue']")
+    press(page, LAST, "Continue")
     page.wait_for_selector(f"{LAST} .content :text('One two three.')")
     page.wait_for_selector(f"{LAST}[aria-busy=false]")
     assert page.locator(".message.assistant").count() == 1
@@ -94,8 +83,7 @@ def test_the_server_continues_what_the_page_sends(page: Any) -> None:
     set_field(page, max_tokens="30")
     ask(page, "What is 40 plus 2?")
     first = page.inner_text(f"{LAST} .content")
-    page.hover(LAST)
-    page.click(f"{LAST} [aria-label='Continue']")
+    press(page, LAST, "Continue")
     page.wait_for_selector(f"{LAST}[aria-busy=false]")
     until(page, lambda: len(page.inner_text(f"{LAST} .content")) > len(first))
     assert page.inner_text(f"{LAST} .content").startswith(first)

@@ -9,9 +9,8 @@ import httpx
 import pytest
 
 from spark_engine.interface import Limits
-from tests.page.conftest import ask, delta, script, set_field, until
+from tests.page.conftest import LAST, ask, delta, script, set_field, until
 
-LAST = ".message.assistant:last-child"
 SIZES = [(1280, 800), (768, 900), (360, 640)]
 
 

@@ -26,6 +26,7 @@ from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.executors.executor import Executor, Specs, SynchronousExecutor, Wait
 from spark_engine.runtime.executors.native import NativeExecutor
 from spark_engine.tensors import Array
+from tests.runtime.engine.drive import said
 from tests.runtime.engine.invariants import check_idle
 
 TARGET = "sm_90a"
@@ -93,12 +94,12 @@ def compare(folder: Path) -> str:
 
 def _compare(engine: Engine, logits: Logits) -> str:
     requests = ragged(engine.loaded.limits.vocab)
-    texts = serve(engine, requests)
+    texts = said(engine, *requests)
     together, launches = dict(logits), engine.stats()["buckets"]
     same = ties = bits = 0
     for i, request in enumerate(requests):
         logits.clear()
-        (alone,) = serve(engine, [request])
+        (alone,) = said(engine, request)
         own = {at: row for (_, at), row in logits.items()}
         bits += sum(row.tobytes() == together[i, at].tobytes() for at, row in own.items()
                     if (i, at) in together)  # fmt: skip
@@ -167,16 +168,6 @@ def ragged(vocab: int) -> list[Request]:
         )
         for _ in range(64)
     ]
-
-
-def serve(engine: Engine, requests: list[Request]) -> list[list[int]]:
-    made: dict[int, list[int]] = {engine.submit(request): [] for request in requests}
-    while not engine.idle:
-        for event in engine.step():
-            made[event.request_id] += [] if event.token is None else [event.token]
-            if event.message:
-                print(f"request {event.request_id}: {event.message}")
-    return list(made.values())
 
 
 def times(folder: Path, tokens: int = 60) -> str:

@@ -4,11 +4,11 @@
     python fake_engine.py server TOKENIZER OPTIONS     the server, OPTIONS being JSON
     python fake_engine.py batch TOKENIZER FILES        a batch, FILES being SOURCE,TARGET
 
-What a prompt says decides what happens: STALL never comes back from a step, STUCK makes steps end
-without doing or counting anything, BOOM raises in it, NAN ends with an error, SLOW makes steps
-slow, TOOL calls a tool, ECHO gets its own prompt again and again, ROUND gets three tokens a step,
-two of them kept of the three drafts that were verified, WARM finds all of its prompt but the last
-token in a cache; any other prompt gets thoughts and an answer in words.
+What a prompt says decides what happens: STALL never comes back from a step, BOOM raises in it, NAN
+ends with an error, SLOW makes steps slow, TOOL calls a tool, ECHO gets its own prompt again and
+again, ROUND gets three tokens a step, two of them kept of the three drafts that were verified, WARM
+finds all of its prompt but the last token in a cache; any other prompt gets thoughts and an answer
+in words.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class FakeEngine:
         self._ends: list[Event] = []
         self._steps = 0
         self._rounds = 0
-        self._slow = self._stuck = False
+        self._slow = False
         self.started: list[tuple[int, float]] = []
 
     @property
@@ -69,7 +69,6 @@ class FakeEngine:
         tail = [self._eos] if "TOOL" in text else self._tokenizer.encode(ANSWER * 50)
         self._live[request_id] = (request, echo(request) if "ECHO" in text else script + tail, 0)
         self._slow = "SLOW" in text
-        self._stuck = "STUCK" in text
 
     def cancel(self, request_id: int) -> bool:
         if self._live.pop(request_id, None) is None:
@@ -80,8 +79,6 @@ class FakeEngine:
     def step(self) -> list[Event]:
         time.sleep(SLOW_S if self._slow else STEP_S)
         self.started = []
-        if self._stuck:
-            return []
         self._steps += 1
         events, self._ends = self._ends, []
         rows, now = list(self._live)[:SLOTS], time.monotonic()

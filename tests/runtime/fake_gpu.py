@@ -20,15 +20,8 @@ from spark_engine.kernel import Shape
 from spark_engine.tensors import Array
 
 Kernel = Callable[..., None]
-NOTHING = {
-    "memory": 0,
-    "pinned": 0,
-    "events": 0,
-    "graphs": 0,
-    "streams": 0,
-    "modules": 0,
-    "contexts": 0,
-}
+KINDS = ("memory", "pinned", "events", "graphs", "streams", "modules", "contexts")
+NOTHING = dict.fromkeys(KINDS, 0)
 
 
 class Event:
@@ -67,15 +60,10 @@ class FakeGpu:
     @property
     def held(self) -> dict[str, int]:
         """How many things of each kind were not freed."""
-        return {
-            "memory": len(self.blocks),
-            "pinned": len(self._pinned),
-            "events": len(self._events),
-            "graphs": len(self._graphs),
-            "streams": len(self._streams),
-            "modules": 0 if self.closed else len(self.modules),
-            "contexts": int(not self.closed),
-        }
+        made = self.blocks, self._pinned, self._events, self._graphs, self._streams
+        modules = 0 if self.closed else len(self.modules)
+        counts = (*map(len, made), modules, int(not self.closed))
+        return dict(zip(KINDS, counts, strict=True))
 
     def allocate(self, nbytes: int) -> int:
         self._make("allocate")

@@ -20,7 +20,7 @@ from spark_engine.weights_file import plan_weights
 from tests.runtime.fake_gpu import FakeGpu
 from tests.spark_engine.written_weights import write_weights
 
-TARGET, ROWS, ARENA, ZEROED = "sm_90a", (2, 4), 1024, 512
+TARGET, ROWS, ARENA = "sm_90a", (2, 4), 1024
 LIMITS = Limits(max_seqs=3, max_context=128, pages=3, vocab=2048, bias_slots=4)
 STATES = (
     *(StateInfo(s, "slot") for s in common_states(LIMITS)),

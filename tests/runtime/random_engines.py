@@ -16,6 +16,7 @@ from spark_engine.runtime.engine.request import Event, FinishReason, Request, Sa
 from spark_engine.tensors import Array
 from tests.checkpoints import write_checkpoint
 from tests.models.drafters import write_drafter
+from tests.runtime.engine.drive import drain
 from tests.runtime.engine.invariants import check_engine, check_idle
 from tests.runtime.fake_executor import free_rows
 
@@ -73,10 +74,7 @@ def run_solo(
     cold = replace(options or EngineOptions(), cache_bytes=0)
     engine, results = Engine(loaded, cold), []
     for request in requests:
-        engine.submit(request)
-        events: list[Event] = []
-        while not engine.idle:
-            events += engine.step()
+        (events,) = drain(engine, request).values()
         results.append(heard(events))
     return results
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.engine.policy.pacing import LATENCY, THROUGHPUT
-from spark_engine.runtime.engine.request import Event, Request, SamplingParams
+from spark_engine.runtime.engine.request import Request, SamplingParams
+from tests.runtime.engine.drive import drain
 from tests.runtime.engine.invariants import check_idle
 from tests.runtime.generated import tried
 from tests.runtime.random_engines import (
@@ -91,11 +92,7 @@ def test_conversations_resume_from_what_was_generated(loaded: Loaded) -> None:
         greedy = SamplingParams(temperature=0, max_tokens=15, ignore_eos=True, logprobs=1)
         requests = [Request(prompt, greedy) for prompt in prompts]
         before = engine.stats()
-        events: dict[int, list[Event]] = {engine.submit(r): [] for r in requests}
-        while not engine.idle:
-            for event in engine.step():
-                events[event.request_id].append(event)
-            poison(engine)
+        events = drain(engine, *requests, after=lambda: poison(engine))
         check_idle(engine)
         done = [heard(one) for one in events.values()]
         alone = run_solo(loaded, requests)

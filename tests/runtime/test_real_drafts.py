@@ -12,6 +12,7 @@ import pytest
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.engine.request import Event, Request, SamplingParams
+from tests.runtime.engine.drive import drain
 from tests.runtime.random_engines import OPTIONS, load_random
 
 DRAFTER = replace(
@@ -30,10 +31,7 @@ def block_drafting(
 def _answer(engine: Engine, prompt: tuple[int, ...]) -> list[Event]:
     """The events of a greedy answer of 24 tokens."""
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, draft_counts=True)
-    engine.submit(Request(prompt, params))
-    events: list[Event] = []
-    while not engine.idle:
-        events += engine.step()
+    (events,) = drain(engine, Request(prompt, params)).values()
     return events
 
 

@@ -34,10 +34,9 @@ from spark_engine.runtime.server.engine_client.residency import TURN_S
 from spark_engine.runtime.server.engine_client.supervisor import LONGEST_PAUSE_S
 from spark_engine.runtime.server.process.models import needed
 from spark_engine.runtime.server.process.options import ServerOptions
-from tests.ports import free_port
-from tests.soak.attacks.processes import ENGINE, children, family, is_running, runs
+from tests.soak.attacks.processes import ENGINE, How, children, family, is_running, runs, server
 
-CLIENTS, START_S, END_S, ANSWER_S = 8, 300.0, 60.0, 240.0
+CLIENTS, ANSWER_S = 8, 240.0
 KILL_S, DAMAGE_S, LOOK_S = 60.0, 20.0, 0.1
 EXCUSED_S = 15.0  # after a kill
 DRAIN_S = 10.0  # of the requests that run in an engine
@@ -49,7 +48,7 @@ PROMPTS = ("What is 3 plus 4?", "What is 12 plus 30?", "Once upon a time")
 class Soak:
     def __init__(self, folder: Path, minutes: float) -> None:
         self.folder, self.seconds, self.end = folder, 60 * minutes, 0.0
-        self.port, self.log = free_port(), folder / "log"
+        self.log = folder / "log"
         self.wrong, self.ended = list[str](), Counter[str]()
         self.answers = dict[str, str]()
         self.killed, self.repairing = 0.0, False
@@ -61,40 +60,25 @@ class Soak:
         for name in ("copy", "damaged"):
             shutil.copytree(engine, self.folder / name)
         gib = 1.5 * needed(read_manifest(engine), ServerOptions()) / (1 << 30)
-        words = ("--serve", str(engine), f"second={self.folder / 'copy'}", str(self.damaged))
-        options = ("--port", str(self.port), "--models-gib", f"{gib:.3f}", "--idle-unload", "20")
-        with self.log.open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "spark_engine.runtime.cli.spark_run"),
-                *(*words, *options, "--restart-wait", "120"),
-                stdout=log,
-                stderr=log,
-            )
+        words = (str(engine), f"second={self.folder / 'copy'}", str(self.damaged))
+        options = ("--models-gib", f"{gib:.3f}", "--idle-unload", "20", "--restart-wait", "120")
         self.names = (engine.name, "second", "damaged")
-        try:
-            async with httpx.AsyncClient(
-                base_url=f"http://127.0.0.1:{self.port}", timeout=ANSWER_S
-            ) as client:
-                await self._healthy(client)
+        with server(self.folder, How((*words, *options))) as found:
+            before = found.descriptors()
+            async with httpx.AsyncClient(base_url=found.url, timeout=ANSWER_S) as client:
                 self.end = time.monotonic() + self.seconds
-                before = len(os.listdir(f"/proc/{process.pid}/fd"))
-                faults = [asyncio.create_task(t) for t in self._faults(process.pid)]
+                faults = [asyncio.create_task(t) for t in self._faults(found.pid)]
                 await asyncio.gather(*(self._client(client) for _ in range(CLIENTS)))
                 for task in faults:
                     task.cancel()
                 await asyncio.gather(*faults, return_exceptions=True)
                 await self._books(client)
-            more = len(os.listdir(f"/proc/{process.pid}/fd")) - before
+            more = found.descriptors() - before
             self.note(more <= MOST_DESCRIPTORS, f"{more} descriptors more than at the start")
-            all_ = family(process.pid)
-            process.terminate()
-            code = await asyncio.wait_for(process.wait(), END_S)
+            all_, code = family(found.pid), found.stop()
             self.note(code == 0, f"SIGTERM: exit code {code}")
             left = [pid for pid in all_ if is_running(pid)]
             self.note(not left, f"processes are left: {left}")
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
         return self.wrong
 
     def note(self, ok: bool, words: str) -> bool:
@@ -102,15 +86,6 @@ class Soak:
             self.wrong.append(words)
             print("WRONG:", words, flush=True)
         return ok
-
-    async def _healthy(self, client: httpx.AsyncClient) -> None:
-        end = time.monotonic() + START_S
-        while time.monotonic() < end:
-            with contextlib.suppress(httpx.HTTPError):
-                if (await client.get("/health")).is_success:
-                    return
-            await asyncio.sleep(0.2)
-        raise SystemExit(f"it did not get healthy:\n{self.log.read_text()[-3000:]}")
 
     async def _client(self, client: httpx.AsyncClient) -> None:
         while time.monotonic() < self.end:

@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -31,6 +31,7 @@ import httpx
 from spark_engine.manifest import WEIGHTS
 from spark_engine.runtime.offline.embedded import cache_folder, embedded_engine
 from tests.ports import free_port
+from tests.soak.attacks.processes import family
 
 COMMAND = (sys.executable, "-m", "spark_engine.runtime.cli.spark_replicas")
 START_S, ENDS_S, EXCUSED_S = 600.0, 120.0, 45.0
@@ -228,17 +229,13 @@ class Soak:
 
 def children(words: bytes, above: int = 0) -> dict[int, str]:
     """The processes below that one (0: all) with these words in their command line: {pid: line}."""
+    all_ = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
     found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            line, parent = (process / "cmdline").read_bytes(), int(process.name)
-            while words in line and parent > 1 and parent != above:
-                stat = (Path("/proc") / str(parent) / "stat").read_text()
-                parent = int(stat.rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
-            continue
-        if words in line and process.name != str(above) and above in (0, parent):
-            found[int(process.name)] = line.replace(b"\0", b" ").decode("utf-8", "replace")[:99]
+    for process in family(above)[1:] if above else all_:
+        with suppress(OSError):
+            line = Path(f"/proc/{process}/cmdline").read_bytes()
+            if words in line:
+                found[process] = line.replace(b"\0", b" ").decode("utf-8", "replace")[:99]
     return found
 
 

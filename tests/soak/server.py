@@ -12,7 +12,6 @@ growing.
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import random
@@ -23,15 +22,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import httpx
-
 from tests.ports import free_port
-from tests.soak.attacks.processes import ENGINE, children, runs
+from tests.soak.attacks.processes import START_S, How, Server
 from tests.soak.clients import CLIENTS, Clients
 from tests.soak.idle_state import Books, check_state, read_dump
 from tests.soak.mixing import Attackers
 
-START_S = 300  # the first start builds the embedded engine; on a busy machine each takes long
 AFTER_S = 20  # what a fault excuses once the server is healthy again
 OPTIONS = ("--watchdog-s", "15", "--read-timeout", "10", "--request-timeout", "90")
 MORE = ("--drain-timeout", "20", "--max-queue", "40", "--restarts", "20")
@@ -44,76 +40,42 @@ class Soak:
 
     def __init__(self, folder: Path, minutes: float) -> None:
         self.folder, self.end_s = folder, minutes * 60
-        self.port = free_port()
-        self.clients = Clients(f"http://127.0.0.1:{self.port}")
+        self.how = How((*OPTIONS, *MORE, "--dumps", str(folder)), port=free_port())
+        self.clients = Clients(f"http://127.0.0.1:{self.how.port}")
         self.books = Books()
         self.wrong: list[str] = []
-        self.log = folder / "log"
-        self.process: asyncio.subprocess.Process | None = None
         self.begin = time.monotonic()
-
-    @property
-    def server(self) -> int:
-        assert self.process is not None
-        return self.process.pid
-
-    @property
-    def engine(self) -> int | None:
-        return next((pid for pid in children(self.server) if runs(pid, ENGINE)), None)
+        self.server: Server
 
     async def start(self) -> None:
-        options = (
-            "--serve",
-            "--port",
-            str(self.port),
-            "--dumps",
-            str(self.folder),
-            *OPTIONS,
-            *MORE,
-        )
-        with self.log.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "spark_engine.runtime.cli.spark_run", *options),
-                stdout=log,
-                stderr=log,
-            )
-        await self._healthy(START_S)
-        self.books.begin(self.server, self.engine)
+        self.server = Server(self.folder, self.how)
+        await self._serving()
 
-    async def _healthy(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        async with httpx.AsyncClient(verify=False) as client:
-            while time.monotonic() < end:
-                with contextlib.suppress(httpx.HTTPError):
-                    if (await client.get(self.clients.url + "/health")).is_success:
-                        return
-                await asyncio.sleep(0.2)
-        raise SystemExit(f"it did not get healthy:\n{self.log.read_text()[-3000:]}")
+    async def _serving(self) -> None:
+        await asyncio.to_thread(self.server.wait)
+        self.books.begin(self.server.pid, self.server.engine)
 
     async def stop(self) -> None:
         """SIGTERM in the midst of the load: running requests end well, and the code is 0."""
-        assert self.process is not None
         self.clients.excuse(START_S)
-        self.process.terminate()
-        code = await asyncio.wait_for(self.process.wait(), 60)
+        code = await asyncio.to_thread(self.server.stop)
         self.note([] if code == 0 else [f"SIGTERM: exit code {code}"])
 
     async def strike(self, number: signal.Signals) -> None:
         """Hits the engine process; it must be another that serves, and soon."""
-        before = self.engine
+        before = self.server.engine
         assert before is not None
         self.clients.excuse(START_S)
         os.kill(before, number)
         end = time.monotonic() + EXCUSED_S
-        while self.engine in (None, before):
+        while self.server.engine in (None, before):
             if time.monotonic() > end:
                 self.note([f"after {number.name} no other engine process came"])
                 return
             await asyncio.sleep(0.2)
-        await self._healthy(START_S)
+        await self._serving()
         self.clients.excuse(AFTER_S)
-        self.books.begin(self.server, self.engine)
-        self.say(f"{number.name}: engine {before} -> {self.engine}")
+        self.say(f"{number.name}: engine {before} -> {self.server.engine}")
 
     async def look(self) -> None:
         """A quiet point: everybody ends, then the books must balance."""
@@ -124,7 +86,7 @@ class Soak:
             self.note([f"after {QUIET_S} s requests still run: {self.clients.busy()}"])
         await asyncio.sleep(1.0)
         known, cached_mb = set(self.folder.glob("spark-dump-*")), 0.0
-        os.kill(self.server, signal.SIGUSR1)
+        os.kill(self.server.pid, signal.SIGUSR1)
         for _ in range(100):
             await asyncio.sleep(0.1)
             if new := set(self.folder.glob("spark-dump-*")) - known:
@@ -135,7 +97,7 @@ class Soak:
                 break
         else:
             self.note(["no dump came at SIGUSR1"])
-        self.note(self.books.enter(self.server, self.engine, cached_mb))
+        self.note(self.books.enter(self.server.pid, self.server.engine, cached_mb))
         self.say(self.books.line())
         self.clients.reopen()
 
@@ -152,7 +114,7 @@ class Soak:
         await self.start()
         self.begin = time.monotonic()
         tasks = [asyncio.create_task(self.clients.live(i)) for i in range(CLIENTS)]
-        tasks.append(asyncio.create_task(Attackers(self.clients, self.port).live()))
+        tasks.append(asyncio.create_task(Attackers(self.clients, self.how.port).live()))
         events = [(0.05 + 0.07 * i, self.look) for i in range(14)]
         # then more than half of the time without a fault, in which memory must have settled
         events += [(f, lambda: self.strike(signal.SIGKILL)) for f in (0.09, 0.3)]
@@ -194,10 +156,8 @@ def main() -> int:
         try:
             code = asyncio.run(soak.run())
         finally:
-            if soak.process is not None and soak.process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(soak.server, signal.SIGKILL)
-        log = soak.log.read_text()
+            soak.server.process.kill()
+        log = soak.server.log.read_text()
         print(json.dumps({"log_bytes": len(log), "tracebacks": log.count("Traceback")}))
         if code or "Traceback" in log:
             print(log[-8000:])

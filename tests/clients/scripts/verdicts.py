@@ -8,29 +8,15 @@ as `with_NAME.py URL MODEL`, where URL is the server's without `/v1`; its last l
 import asyncio
 import inspect
 import json
+import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-URL, MODEL = (sys.argv[1:] + ["http://127.0.0.1:8000", "tiny"])[:2]
-V1 = f"{URL}/v1"
-KEY = "any"  # the server asks for none; clients want one
-SUM = "What is 3 plus 4?"  # the embedded model knows
-WEATHER = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string", "enum": ["Paris", "Oslo", "Rome"]},
-        "days": {"type": "integer", "minimum": 1, "maximum": 7},
-    },
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
-PNG = (  # one pixel, which becomes 32 x 32: one token
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPj/HwADBwIAMCbHYQAAAABJRU5E"
-    "rkJggg=="
-)
-PICTURE = f"data:image/png;base64,{PNG}"
+from asked import ANSWER
+
 Try = Callable[[], Any]
 
 
@@ -49,6 +35,32 @@ class Trial:
             return work
 
         return add
+
+    def says(self, feature: str, *asks: Try) -> None:
+        """Adds a feature: each gives the text of the sum."""
+        self(feature)(lambda: [same(ask(), ANSWER) for ask in asks])
+
+    def gives(self, feature: str, *asks: Try) -> None:
+        """Adds a feature: each gives something."""
+        self(feature)(lambda: [holds(ask()) for ask in asks])
+
+    def calls(self, feature: str, *asks: Try) -> None:
+        """Adds a feature: each gives a value, or arguments of a call, of the schema `WEATHER`."""
+        self(feature)(lambda: [is_weather(ask()) for ask in asks])
+
+    def eight(self, ask: Callable[[str], Awaitable[str]]) -> None:
+        """Adds the feature of eight sums that are asked for at once."""
+
+        async def work() -> None:
+            found = await asyncio.gather(*(ask(f"What is {i} plus 4?") for i in range(8)))
+            same(found, [f"{i} + 4 = {i + 4}." for i in range(8)])
+
+        self("asynchronous, eight at once")(work)
+
+    def sees(self, *asks: Callable[[bool], int]) -> None:
+        """Adds the feature of images: each gives the tokens of a prompt, without or with one."""
+        # the image's token, those around it, and a line's end at most
+        self("images")(lambda: [holds(3 <= ask(True) - ask(False) <= 4, ask(True)) for ask in asks])
 
     def run(self) -> None:
         """Tries all, and prints the verdicts. A name as third argument tries that one alone."""
@@ -88,3 +100,20 @@ def is_weather(arguments: Any) -> None:
     same(set(given), {"city", "days"})
     holds(given["city"] in ("Paris", "Oslo", "Rome"), given)
     holds(isinstance(given["days"], int) and 1 <= given["days"] <= 7, given)
+
+
+def refused(kind: type[BaseException], call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """The error of this kind in which the call ends."""
+    try:
+        call(*given, **named)
+    except kind as error:
+        return error
+    raise AssertionError(f"{given} {named} was taken")
+
+
+def run_tool(name: str, flags: list[str], options: Mapping[str, object], **how: Any) -> None:
+    """Runs a program of the environment."""
+    words = [str(word) for pair in options.items() for word in pair]
+    command = [Path(sys.executable).with_name(name), *flags, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, **how)
+    same((done.returncode, (done.stdout + done.stderr)[-300:] if done.returncode else ""), (0, ""))

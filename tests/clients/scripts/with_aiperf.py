@@ -2,15 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from verdicts import MODEL, URL, Trial, holds, same
+from asked import CHECKPOINT, MODEL, URL
+from verdicts import Trial, holds, run_tool, same
 
 trial = Trial()
-CHECKPOINT = Path(__file__).parents[3] / "models" / "tiny" / "checkpoint"  # for its tokenizer
 # a folder is no name of the hub, and is not found as one where the hub is switched off
 ENV = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
 
@@ -31,11 +29,8 @@ def _() -> None:
             "--artifact-dir": folder,
             "--ui": "none",
         }
-        command = [Path(sys.executable).with_name("aiperf"), "profile", "--streaming"]
-        command += ["--use-server-token-count"]
-        command += [str(word) for pair in options.items() for word in pair]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=ENV)
-        same((done.returncode, done.stdout[-300:] if done.returncode else ""), (0, ""))
+        flags = ["profile", "--streaming", "--use-server-token-count"]
+        run_tool("aiperf", flags, options, env=ENV)
         found = json.loads((Path(folder) / "profile_export_aiperf.json").read_text())
         metrics = json.loads((Path(folder) / "server_metrics_export.json").read_text())
     same(found["request_count"]["avg"], 4.0)

@@ -1,15 +1,13 @@
 """guidellm, which measures requests over synthetic text."""
 
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from verdicts import MODEL, URL, Trial, holds, same
+from asked import CHECKPOINT, MODEL, URL
+from verdicts import Trial, holds, run_tool, same
 
 trial = Trial()
-CHECKPOINT = Path(__file__).parents[3] / "models" / "tiny" / "checkpoint"  # for its tokenizer
 
 
 @trial("benchmark")
@@ -24,10 +22,7 @@ def _() -> None:
             "--data": "kind=synthetic_text,prompt_tokens=64,output_tokens=8",
             "--output": f"kind=json,path={saved}",
         }
-        command = [Path(sys.executable).with_name("guidellm"), "run", "--disable-console"]
-        command += [word for pair in options.items() for word in pair]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        same((done.returncode, done.stderr[-300:] if done.returncode else ""), (0, ""))
+        run_tool("guidellm", ["run", "--disable-console"], options)
         [row] = json.loads(saved.read_text())["benchmarks"]
     found = row["metrics"]
     counts = found["request_totals"]

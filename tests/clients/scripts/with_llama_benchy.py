@@ -2,17 +2,15 @@
 
 import http.server
 import json
-import subprocess
-import sys
 import tempfile
 import threading
 from functools import partial
 from pathlib import Path
 
-from verdicts import MODEL, V1, Trial, holds, same
+from asked import CHECKPOINT, MODEL, V1
+from verdicts import Trial, holds, run_tool
 
 trial = Trial()
-CHECKPOINT = Path(__file__).parents[3] / "models" / "tiny" / "checkpoint"  # for its tokenizer
 MOST = 20_000  # tokens a second that no two cores prefill of this model
 
 
@@ -36,12 +34,9 @@ def _() -> None:
             "--format": "json",
             "--save-result": saved,
         }
-        flags = ("--exact-tg", "--no-cache", "--skip-coherence", "--exit-on-first-fail")
-        command = [Path(sys.executable).with_name("llama-benchy"), *flags]
-        command += [str(word) for pair in options.items() for word in pair]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        flags = ["--exact-tg", "--no-cache", "--skip-coherence", "--exit-on-first-fail"]
+        run_tool("llama-benchy", flags, options)
         server.shutdown()
-        same((done.returncode, done.stderr[-300:] if done.returncode else ""), (0, ""))
         rows = json.loads(saved.read_text())["benchmarks"]
     for row in rows:
         prefill, decode = row["pp_throughput"]["mean"], row["tg_throughput"]["mean"]

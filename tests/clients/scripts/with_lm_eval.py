@@ -6,10 +6,10 @@ import tempfile
 from pathlib import Path
 
 import lm_eval
-from verdicts import MODEL, V1, Trial, holds, same
+from asked import CHECKPOINT, MODEL, V1
+from verdicts import Trial, holds, same
 
 trial = Trial()
-CHECKPOINT = Path(__file__).parents[3] / "models" / "tiny" / "checkpoint"  # for its tokenizer
 WORDS = [
     {"text": "Once upon a", "choices": [" seventeen", " time"], "answer": 1},
     {"text": "Once upon a time, a little fox named Bramble lived in a", "answer": 0,

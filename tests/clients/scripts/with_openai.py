@@ -1,25 +1,38 @@
 """The openai package: chat, completions, parse, tools, responses."""
 
 import math
-from typing import Literal
+from typing import Any
 
 import openai
-from pydantic import BaseModel, Field
-from verdicts import KEY, MODEL, PICTURE, SUM, V1, WEATHER, Trial, holds, is_weather, same
+from asked import ANSWER, MODEL, OPENAI, PICTURE, SUM, WEATHER
+from report import Report
+from verdicts import Trial, holds, is_weather, refused, same
 
-client = openai.OpenAI(base_url=V1, api_key=KEY, max_retries=0)
+client, many = openai.OpenAI(**OPENAI), openai.AsyncOpenAI(**OPENAI)
 trial = Trial()
 ASK = [{"role": "user", "content": SUM}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": WEATHER, "strict": True}}
 FLAT = {"type": "function", "name": "weather", "parameters": WEATHER, "strict": True}
+TEXT = "Once upon a time"
 LITTLE = {"temperature": 0.0, "extra_body": {"enable_thinking": False}}
 
 
-class Report(BaseModel):
-    """What a typed answer holds."""
+def ask(**more: object) -> Any:
+    """A chat completion of the sum, greedy unless it says otherwise."""
+    given = {"messages": ASK, "temperature": 0.0, **more}
+    return client.chat.completions.create(model=MODEL, **given)
 
-    city: Literal["Paris", "Oslo", "Rome"]
-    days: int = Field(ge=1, le=7)
+
+def parse(**more: object) -> Any:
+    """The message of a typed completion."""
+    answer = client.chat.completions.parse(model=MODEL, messages=ASK, **more)
+    return answer.choices[0].message
+
+
+def last(**more: object) -> Any:
+    """The choice that a stream of a completion ends with."""
+    with client.chat.completions.stream(model=MODEL, messages=ASK, **LITTLE, **more) as stream:
+        return stream.get_final_completion().choices[0]
 
 
 @trial("models")
@@ -30,29 +43,24 @@ def _() -> None:
 
 @trial("chat")
 def _() -> None:
-    answer = client.chat.completions.create(model=MODEL, messages=ASK, temperature=0)
-    choice = answer.choices[0]
-    same(choice.message.content, "3 + 4 = 7.")
-    same(choice.finish_reason, "stop")
+    answer = ask()
+    same(answer.choices[0].message.content, ANSWER)
+    same(answer.choices[0].finish_reason, "stop")
     same(answer.usage.total_tokens, answer.usage.prompt_tokens + answer.usage.completion_tokens)
 
 
 @trial("thinking")
 def _() -> None:
-    answer = client.chat.completions.create(model=MODEL, messages=ASK, temperature=0)
-    holds("So 7." in answer.choices[0].message.reasoning_content)
-    effort = {"reasoning_effort": "none"}
-    answer = client.chat.completions.create(model=MODEL, messages=ASK, temperature=0, **effort)
-    holds(not getattr(answer.choices[0].message, "reasoning_content", None))
+    holds("So 7." in ask().choices[0].message.reasoning_content)
+    message = ask(reasoning_effort="none").choices[0].message
+    holds(not getattr(message, "reasoning_content", None))
 
 
 @trial("streaming")
 def _() -> None:
-    more = {"stream": True, "stream_options": {"include_usage": True}}
-    stream = client.chat.completions.create(model=MODEL, messages=ASK, temperature=0, **more)
-    events = list(stream)
+    events = list(ask(stream=True, stream_options={"include_usage": True}))
     deltas = [event.choices[0].delta for event in events if event.choices]
-    same("".join(delta.content or "" for delta in deltas), "3 + 4 = 7.")
+    same("".join(delta.content or "" for delta in deltas), ANSWER)
     same(deltas[0].role, "assistant")
     holds(len(deltas) > 5, deltas)
     holds(events[-1].usage.completion_tokens > 5 and not events[-1].choices)
@@ -63,7 +71,7 @@ def _() -> None:
     with client.chat.completions.stream(model=MODEL, messages=ASK, temperature=0) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_completion()
-    same(final.choices[0].message.content, "3 + 4 = 7.")
+    same(final.choices[0].message.content, ANSWER)
     holds({"content.delta", "content.done"} <= set(kinds), kinds)
 
 
@@ -72,39 +80,24 @@ def _() -> None:
     messages = [
         {"role": "developer", "content": "Be brief."},
         *ASK,
-        {"role": "assistant", "content": [{"type": "text", "text": "3 + 4 = 7."}]},
+        {"role": "assistant", "content": [{"type": "text", "text": ANSWER}]},
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": [{"type": "text", "text": "What is 5 plus 4?"}]},
     ]
-    answer = client.chat.completions.create(model=MODEL, messages=messages, **LITTLE)
-    holds(answer.choices[0].message.content, answer)
+    holds(ask(messages=messages, **LITTLE).choices[0].message.content)
 
 
-@trial("structured")
-def _() -> None:
-    answer = client.chat.completions.parse(
-        model=MODEL, messages=ASK, response_format=Report, **LITTLE
-    )
-    is_weather(answer.choices[0].message.parsed.model_dump())
-    thought = client.chat.completions.parse(model=MODEL, messages=ASK, response_format=Report)
-    is_weather(thought.choices[0].message.parsed.model_dump())
-
-
-@trial("structured, streaming")
-def _() -> None:
-    with client.chat.completions.stream(
-        model=MODEL, messages=ASK, response_format=Report, **LITTLE
-    ) as stream:
-        final = stream.get_final_completion()
-    is_weather(final.choices[0].message.parsed.model_dump())
+trial.calls(
+    "structured",
+    lambda: parse(response_format=Report, **LITTLE).parsed,
+    lambda: parse(response_format=Report).parsed,
+)
+trial.calls("structured, streaming", lambda: last(response_format=Report).message.parsed)
 
 
 @trial("tools, required")
 def _() -> None:
-    answer = client.chat.completions.create(
-        model=MODEL, messages=ASK, tools=[TOOL], tool_choice="required", **LITTLE
-    )
-    choice = answer.choices[0]
+    choice = ask(tools=[TOOL], tool_choice="required", **LITTLE).choices[0]
     same(choice.finish_reason, "tool_calls")
     for call in choice.message.tool_calls:
         same(call.function.name, "weather")
@@ -115,9 +108,7 @@ def _() -> None:
 def _() -> None:
     named = {"type": "function", "function": {"name": "weather"}}
     other = {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}
-    answer = client.chat.completions.create(
-        model=MODEL, messages=ASK, tools=[other, TOOL], tool_choice=named, **LITTLE
-    )
+    answer = ask(tools=[other, TOOL], tool_choice=named, **LITTLE)
     [call] = answer.choices[0].message.tool_calls
     same(call.function.name, "weather")
     is_weather(call.function.arguments)
@@ -126,42 +117,31 @@ def _() -> None:
 @trial("tools, parsed")
 def _() -> None:
     tool = openai.pydantic_function_tool(Report, name="weather")
-    answer = client.chat.completions.parse(
-        model=MODEL, messages=ASK, tools=[tool], tool_choice="required", **LITTLE
-    )
-    is_weather(answer.choices[0].message.tool_calls[0].function.parsed_arguments.model_dump())
+    [call, *_] = parse(tools=[tool], tool_choice="required", **LITTLE).tool_calls
+    is_weather(call.function.parsed_arguments)
 
 
 @trial("tools, streaming")
 def _() -> None:
-    with client.chat.completions.stream(
-        model=MODEL, messages=ASK, tools=[TOOL], tool_choice="required", **LITTLE
-    ) as stream:
-        final = stream.get_final_completion()
-    choice = final.choices[0]
+    choice = last(tools=[TOOL], tool_choice="required")
     same(choice.finish_reason, "tool_calls")
     is_weather(choice.message.tool_calls[0].function.arguments)
 
 
 @trial("tool results")
 def _() -> None:
-    options = {"model": MODEL, "tools": [TOOL], **LITTLE}
-    first = client.chat.completions.create(messages=ASK, tool_choice="required", **options)
-    message = first.choices[0].message
+    message = ask(tools=[TOOL], tool_choice="required", **LITTLE).choices[0].message
     results = [
         {"role": "tool", "tool_call_id": call.id, "content": "mild"} for call in message.tool_calls
     ]
-    answer = client.chat.completions.create(messages=[*ASK, message, *results], **options)
+    answer = ask(messages=[*ASK, message, *results], tools=[TOOL], **LITTLE)
     holds(answer.choices[0].message.content, answer)
 
 
 @trial("log-probabilities")
 def _() -> None:
-    answer = client.chat.completions.create(
-        model=MODEL, messages=ASK, logprobs=True, top_logprobs=3, **LITTLE
-    )
-    rows = answer.choices[0].logprobs.content
-    same("".join(row.token for row in rows[:-1]), "3 + 4 = 7.")
+    rows = ask(logprobs=True, top_logprobs=3, **LITTLE).choices[0].logprobs.content
+    same("".join(row.token for row in rows[:-1]), ANSWER)
     for row in rows:
         same(len(row.top_logprobs), 3)
         holds(math.isclose(row.logprob, row.top_logprobs[0].logprob), row)
@@ -170,39 +150,31 @@ def _() -> None:
 
 @trial("choices and stops")
 def _() -> None:
-    more = {"n": 3, "seed": 5, "stop": ["="], "extra_body": {"enable_thinking": False}}
-    answer = client.chat.completions.create(model=MODEL, messages=ASK, **more)
-    same([choice.index for choice in answer.choices], [0, 1, 2])
-    for choice in answer.choices:
-        holds("=" not in choice.message.content, choice)
-    again = client.chat.completions.create(model=MODEL, messages=ASK, **more)
-    same(
-        [choice.message.content for choice in again.choices],
-        [choice.message.content for choice in answer.choices],
-    )
+    more = {"n": 3, "seed": 5, "stop": ["="], "temperature": openai.omit}
+    more["extra_body"] = {"enable_thinking": False}
+    choices = ask(**more).choices
+    same([choice.index for choice in choices], [0, 1, 2])
+    said = [choice.message.content for choice in choices]
+    holds(not any("=" in text for text in said), said)
+    same([choice.message.content for choice in ask(**more).choices], said)
 
 
 @trial("completions")
 def _() -> None:
-    text = "Once upon a time"
-    answer = client.completions.create(
-        model=MODEL, prompt=text, max_tokens=8, temperature=0, echo=True, logprobs=2
-    )
-    holds(answer.choices[0].text.startswith(text), answer)
-    rows = answer.choices[0].logprobs
-    same("".join(rows.tokens), answer.choices[0].text)
+    asked = {"model": MODEL, "prompt": TEXT, "max_tokens": 8, "temperature": 0}
+    [choice] = client.completions.create(echo=True, logprobs=2, **asked).choices
+    holds(choice.text.startswith(TEXT), choice)
+    rows = choice.logprobs
+    same("".join(rows.tokens), choice.text)
     same([rows.token_logprobs[0] is None, rows.token_logprobs[1] is None], [True, False])
-    stream = client.completions.create(
-        model=MODEL, prompt=text, max_tokens=8, temperature=0, stream=True
-    )
-    parts = [event.choices[0].text for event in stream]
-    same(text + "".join(parts), answer.choices[0].text)
+    parts = [event.choices[0].text for event in client.completions.create(stream=True, **asked)]
+    same(TEXT + "".join(parts), choice.text)
 
 
 @trial("responses")
 def _() -> None:
     first = client.responses.create(model=MODEL, input=SUM, temperature=0)
-    same(first.output_text, "3 + 4 = 7.")
+    same(first.output_text, ANSWER)
     same([item.type for item in first.output], ["reasoning", "message"])
     second = client.responses.create(
         model=MODEL, input="What is 5 plus 4?", previous_response_id=first.id, temperature=0
@@ -210,11 +182,7 @@ def _() -> None:
     holds(second.output_text and second.usage.input_tokens > first.usage.input_tokens)
     same(client.responses.retrieve(first.id).output_text, first.output_text)
     client.responses.delete(first.id)
-    try:
-        client.responses.retrieve(first.id)
-    except openai.NotFoundError:
-        return
-    raise AssertionError("a response that was deleted is still there")
+    refused(openai.NotFoundError, client.responses.retrieve, first.id)
 
 
 @trial("responses, streaming")
@@ -222,15 +190,19 @@ def _() -> None:
     with client.responses.stream(model=MODEL, input=SUM, temperature=0) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_response()
-    same(final.output_text, "3 + 4 = 7.")
+    same(final.output_text, ANSWER)
     same(kinds[0], "response.created")
     same(kinds[-1], "response.completed")
 
 
-@trial("responses, structured")
-def _() -> None:
-    answer = client.responses.parse(model=MODEL, input=SUM, text_format=Report, temperature=0)
-    is_weather(answer.output_parsed.model_dump())
+trial.calls(
+    "responses, structured",
+    lambda: (
+        client.responses.parse(
+            model=MODEL, input=SUM, text_format=Report, temperature=0
+        ).output_parsed
+    ),
+)
 
 
 @trial("responses, tools")
@@ -253,64 +225,40 @@ def _() -> None:
 
 @trial("errors")
 def _() -> None:
-    try:
-        client.chat.completions.create(model=MODEL, messages=ASK, temperature=-1)
-        raise AssertionError("a temperature of -1 was taken")
-    except openai.BadRequestError as error:
-        same(error.param, "temperature")
-        holds(error.request_id, error)
-    try:
-        client.embeddings.create(model=MODEL, input="text")
-        raise AssertionError("there are embeddings")
-    except openai.NotFoundError as error:
-        holds("embed" in error.message, error.message)
-    try:
-        client.chat.completions.create(model="other", messages=ASK)
-        raise AssertionError("a model that is not served was taken")
-    except openai.NotFoundError as error:
-        same(error.code, "model_not_found")
+    error = refused(openai.BadRequestError, ask, temperature=-1)
+    same(error.param, "temperature")
+    holds(error.request_id, error)
+    error = refused(openai.NotFoundError, client.embeddings.create, model=MODEL, input="text")
+    holds("embed" in error.message, error.message)
+    create = client.chat.completions.create
+    same(refused(openai.NotFoundError, create, model="other", messages=ASK).code, "model_not_found")
+    half = {"type": "image_url", "image_url": {"url": PICTURE[:-40]}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": SUM}, half]}]
+    error = refused(openai.BadRequestError, ask, messages=messages)
+    same(error.param, "messages[0].content[1].image_url.url")
 
 
-@trial("asynchronous, eight at once")
-async def _() -> None:
-    import asyncio
-
-    async with openai.AsyncOpenAI(base_url=V1, api_key=KEY, max_retries=0) as many:
-        asks = [
-            many.chat.completions.create(
-                model=MODEL,
-                messages=[{"role": "user", "content": f"What is {i} plus 4?"}],
-                **LITTLE,
-            )
-            for i in range(8)
-        ]
-        answers = await asyncio.gather(*asks)
-    for i, answer in enumerate(answers):
-        same(answer.choices[0].message.content, f"{i} + 4 = {i + 4}.")
+async def _sum(text: str) -> str:
+    asked = [{"role": "user", "content": text}]
+    answer = await many.chat.completions.create(model=MODEL, messages=asked, **LITTLE)
+    return answer.choices[0].message.content
 
 
-@trial("images")
-def _() -> None:
-    text, url = {"type": "text", "text": SUM}, {"type": "image_url", "image_url": {"url": PICTURE}}
-    messages = [{"role": "user", "content": [text, url]}]
-    answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=5)
-    plain = client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=5)
-    # the image's token, those around it, and a line's end at most
-    holds(3 <= answer.usage.prompt_tokens - plain.usage.prompt_tokens <= 4, answer.usage)
+def _prompt(with_image: bool) -> int:
+    parts = [{"type": "text", "text": SUM}, {"type": "image_url", "image_url": {"url": PICTURE}}]
+    messages = [{"role": "user", "content": parts}] if with_image else ASK
+    return ask(messages=messages, max_tokens=5).usage.prompt_tokens
+
+
+def _input(with_image: bool) -> int:
     parts = [{"type": "input_text", "text": SUM}, {"type": "input_image", "image_url": PICTURE}]
-    found = client.responses.create(
-        model=MODEL, input=[{"role": "user", "content": parts}], max_output_tokens=5
-    )
-    same(found.usage.input_tokens, answer.usage.prompt_tokens)
-    try:
-        broken = {"type": "image_url", "image_url": {"url": PICTURE[:-40]}}
-        client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": [text, broken]}]
-        )
-    except openai.BadRequestError as error:
-        same(error.param, "messages[0].content[1].image_url.url")
-    else:
-        raise AssertionError("half an image was read")
+    asked = [{"role": "user", "content": parts}] if with_image else SUM
+    found = client.responses.create(model=MODEL, input=asked, max_output_tokens=5)
+    return found.usage.input_tokens
+
+
+trial.eight(_sum)
+trial.sees(_prompt, _input)
 
 
 trial.run()

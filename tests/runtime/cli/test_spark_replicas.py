@@ -81,13 +81,8 @@ def _run(*words: str) -> Result:
 
 def test_replicas_are_placed_served_and_removed(placing: Placing) -> None:
     assert _run("--replicas", "3").exit_code == 0
-    assert [d if isinstance(d, str) else "placed" for d in placing.done] == [
-        "cluster",
-        "placed",
-        "served",
-        "removed",
-    ]
-    plan = placing.done[1]
+    first, plan, *others = placing.done
+    assert (first, others) == ("cluster", ["served", "removed"])
     assert (plan.least, plan.gpus, plan.target) == (3, 2.0, 64.0)
     assert plan.follows == ("gpus", "target") and plan.known
     _run("--ray", "auto")
@@ -131,24 +126,23 @@ def test_a_second_run_in_a_cluster_leaves_the_first_alone(placing: Placing) -> N
 
 
 def test_an_update_takes_the_gpus_that_the_new_engine_needs(placing: Placing) -> None:
-    assert CliRunner().invoke(module.main, ["update", "/new"]).exit_code == 0
+    def change(*words: str) -> None:
+        assert CliRunner().invoke(module.main, words).exit_code == 0
+
+    change("update", "/new")
     assert (placing.plan.folder, placing.plan.gpus, placing.plan.target) == ("/new", 2.0, 64.0)
-    words = ["update", "/new", "--gpus", "0.5"]
-    assert CliRunner().invoke(module.main, words).exit_code == 0
+    change("update", "/new", "--gpus", "0.5")
     assert (placing.plan.gpus, placing.plan.follows) == (0.5, ("target",))
-    assert CliRunner().invoke(module.main, ["update", "/newer"]).exit_code == 0
+    change("update", "/newer")
     assert placing.plan.gpus == 0.5, "a number that was named stays"
-    assert CliRunner().invoke(module.main, ["scale", "2-5"]).exit_code == 0
+    change("scale", "2-5")
     assert (placing.plan.least, placing.plan.most, placing.plan.folder) == (2, 5, "/newer")
 
 
 def test_what_the_user_names_does_not_follow_the_engine() -> None:
     cpu = _manifest(executor="ort", seqs=8)
-    assert sizes(cpu, gpus=None, target=None) == {
-        "gpus": 0.0,
-        "target": 8.0,
-        "follows": ("gpus", "target"),
-    }
+    free = {"gpus": 0.0, "target": 8.0, "follows": ("gpus", "target")}
+    assert sizes(cpu, gpus=None, target=None) == free
     named = sizes(cpu, gpus=None, target=3.0)
     assert (named["target"], named["follows"]) == (3.0, ("gpus",))
     plan = moved(

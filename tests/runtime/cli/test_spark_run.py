@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from importlib.metadata import version
@@ -14,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from click.testing import CliRunner, Result
@@ -29,7 +27,7 @@ from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests import patient
-from tests.ports import free_port
+from tests.ports import served
 from tests.runtime import small_engine
 
 # Another process costs seconds on a small machine: only where the test needs one.
@@ -47,21 +45,20 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_engine.build(tmp_path_factory.mktemp("bare"), tokenizer=False)
 
 
-def _run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(a) for a in arguments])
+def _run(*arguments: object, **how: Any) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in arguments], **how)
 
 
-def _json(*arguments: object) -> dict[str, Any]:
-    done = _run(*arguments, "--json")
+def _json(*arguments: object, **how: Any) -> dict[str, Any]:
+    done = _run(*arguments, "--json", **how)
     assert done.exit_code == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
 def test_json_of_token_ids(bare: Path) -> None:
-    got = _json(
-        bare, "--prompt-ids", "3,4,5", "--max-tokens", 6, "--temperature", 0, "--logprobs", 3
-    )
+    ask = (bare, "--prompt-ids", "3,4,5", "--max-tokens", 6, "--temperature", 0)
+    got = _json(*ask, "--logprobs", 3)
     assert got["text"] is None
     assert got["finish_reason"] in ("stop", "length")
     count = len(got["token_ids"])
@@ -70,15 +67,10 @@ def test_json_of_token_ids(bare: Path) -> None:
     tops = [row[0] for row in got["top_logprobs"]]
     assert [t for t, _ in tops] == got["token_ids"]  # temperature 0 takes the first of the top
     assert [p for _, p in tops] == got["logprobs"]
-    assert got["usage"] == {
-        "prompt_tokens": 3,
-        "completion_tokens": count,
-        "total_tokens": 3 + count,
-        "prompt_tokens_details": {"cached_tokens": 0},
-    }
+    usage = {"prompt_tokens": 3, "completion_tokens": count, "total_tokens": 3 + count}
+    assert got["usage"] == {**usage, "prompt_tokens_details": {"cached_tokens": 0}}
     assert got["drafts"] is None  # it has no draft head; turning drafts off changes nothing
-    off = _json(bare, "--prompt-ids", "3,4,5", "--max-tokens", 6, "--temperature", 0, "--drafts", 0)
-    assert off["token_ids"] == got["token_ids"]
+    assert _json(*ask, "--drafts", 0)["token_ids"] == got["token_ids"]
     assert got["timings"]["total_s"] >= got["timings"]["first_token_s"] > 0
 
 
@@ -139,10 +131,7 @@ WRONG = [
     (("--serve", "--cache-gib", "1e-9"), "--cache-gib is 9.31e-10; a prefix takes"),
     (("--prompt", "a", "--cache-gib", "1"), "--cache-gib does nothing with --prompt"),
     (("--prompt", "a", "--cache-gib", "0"), "--cache-gib does nothing with --prompt"),
-    (
-        ("--prompt", "a", "--policy", "latency"),
-        "--policy does nothing with --prompt; it is for --serve and --batch",
-    ),
+    (("--prompt", "a", "--policy", "latency"), "with --prompt; it is for --serve and --batch"),
     (("--serve", "--policy", "fast"), "'fast' is not one of 'latency', 'balanced', 'throughput'"),
     (("--serve", "--itl-ms", "0"), "--itl-ms 0: give milliseconds above 0"),
     (("--serve", "--itl-ms", "nan"), "--itl-ms nan"),
@@ -163,32 +152,27 @@ def test_a_users_mistake_is_one_line(engine: Path, arguments: tuple[str, ...], w
 
 
 def test_a_key_in_the_environment_is_no_mistake(engine: Path) -> None:
-    words = [str(engine), "--prompt", "a", "--max-tokens", "1"]
-    done = CliRunner().invoke(main, words, env={"SPARK_API_KEY": "k"})
+    done = _run(engine, "--prompt", "a", "--max-tokens", 1, env={"SPARK_API_KEY": "k"})
     assert done.exit_code == 0, done.stderr
 
 
 @pytest.mark.parametrize("option", ["--prompt", "--chat"])
 def test_a_dash_reads_standard_input(engine: Path, option: str) -> None:
-    words = [str(engine), "--max-tokens", "3", "--temperature", "0", "--json", option]
-    given = CliRunner().invoke(main, [*words, "a bear"])
-    read = CliRunner().invoke(main, [*words, "-"], input="a bear\n")
-    one, two = json.loads(given.stdout), json.loads(read.stdout)
+    words = (engine, "--max-tokens", 3, "--temperature", 0, option)
+    one, two = _json(*words, "a bear"), _json(*words, "-", input="a bear\n")
     assert one["usage"] == two["usage"] and one["token_ids"] == two["token_ids"]
-    done = CliRunner().invoke(main, [*words, "-"], input=b"\xff")
+    done = _run(*words, "-", input=b"\xff")
     assert done.exit_code == 2 and "not UTF-8" in done.stderr
 
 
 def test_what_is_piped_in_is_a_message(engine: Path) -> None:
-    words = [str(engine), "--max-tokens", "3", "--temperature", "0", "--json"]
-    asked = CliRunner().invoke(main, [*words, "--chat", "a bear"])
-    piped = CliRunner().invoke(main, words, input="a bear\n")
-    one, two = json.loads(asked.stdout), json.loads(piped.stdout)
+    words = (engine, "--max-tokens", 3, "--temperature", 0)
+    one, two = _json(*words, "--chat", "a bear"), _json(*words, input="a bear\n")
     assert one["token_ids"] == two["token_ids"] and one["usage"] == two["usage"]
-    other = CliRunner().invoke(main, [*words, "--system", "b"], input="a bear\n")
-    assert json.loads(other.stdout)["usage"]["prompt_tokens"] > one["usage"]["prompt_tokens"]
+    other = _json(*words, "--system", "b", input="a bear\n")
+    assert other["usage"]["prompt_tokens"] > one["usage"]["prompt_tokens"]
     for blank in ("", " \n\n"):
-        done = CliRunner().invoke(main, words, input=blank)
+        done = _run(*words, input=blank)
         assert done.exit_code == 2 and "standard input is empty" in done.stderr
 
 
@@ -206,13 +190,9 @@ def test_a_chat_needs_a_terminal_to_type_and_to_read(monkeypatch: pytest.MonkeyP
 
 def test_thought_and_answer_are_distinguished(capsys: pytest.CaptureFixture[str]) -> None:
     show = cli._Show()
-    for kind, text in (
-        (Kind.REASONING, "So "),
-        (Kind.REASONING, "7."),
-        (Kind.CONTENT, "3 + 4"),
-        (Kind.CONTENT, " = 7."),
-    ):
-        show([Delta(kind, text)])
+    for kind, texts in ((Kind.REASONING, ("So ", "7.")), (Kind.CONTENT, ("3 + 4", " = 7."))):
+        for text in texts:
+            show([Delta(kind, text)])
     seen = capsys.readouterr()
     assert seen.out == "3 + 4 = 7." and seen.err == "thought: So 7.\nanswer: "
     cli._Show()([Delta(Kind.CONTENT, "7")])
@@ -242,7 +222,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     checkpoint = tmp_path / "site" / "models" / "tiny"
     checkpoint.mkdir(parents=True)
     monkeypatch.setattr(embedded, "find_checkpoint", lambda: checkpoint)
-    done = CliRunner().invoke(main, ["--prompt", "a"], env={"XDG_CACHE_HOME": "/proc/none"})
+    done = _run("--prompt", "a", env={"XDG_CACHE_HOME": "/proc/none"})
     assert done.exit_code == 2, done.output
     last = done.stderr.splitlines()[-1]
     assert "/proc/none/spark/engines/" in last and "XDG_CACHE_HOME" in last
@@ -282,47 +262,17 @@ def test_a_taken_port_is_said(engine: Path) -> None:
 
 
 def test_a_server_with_a_json_log_writes_nothing_else(engine: Path, tmp_path: Path) -> None:
-    """From the first line of the real command to its last."""
-    port, log = free_port(), tmp_path / "log"
-    words = ["--serve", "--port", str(port), "--log-format", "json"]
-    with log.open("wb") as target:
-        process = subprocess.Popen([*RUN, str(engine), *words], stderr=target)
-
-    try:
-        _until(lambda: process.poll() is not None or '"serving ' in log.read_text(), 180)
-    finally:
-        process.terminate()
-    assert process.wait(60) == 0
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    with served(str(engine), "--log-format", "json", log=tmp_path / "log"):
+        pass
+    rows = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     words = [row["message"] for row in rows]
     assert words[0].startswith("loading ") and words[-1] == "stopped"
 
 
 @pytest.fixture(scope="module")
 def url(engine: Path) -> Iterator[str]:
-    port = free_port()
-    process = subprocess.Popen(
-        [*RUN, str(engine), "--serve", "--port", str(port), "--served-model-name", "small"]
-    )
-    base = f"http://127.0.0.1:{port}"
-    _until(lambda: _up(base) or process.poll() is not None, 180)
-    yield base
-    process.terminate()
-    assert process.wait(60) == 0
-
-
-def _up(base: str) -> bool:
-    try:
-        return patient.get(base + "/health", verify=False).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def _until(ok: Any, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not ok():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    with served(str(engine), "--served-model-name", "small") as base:
+        yield base
 
 
 def test_the_server_says_what_the_command_says(engine: Path, url: str) -> None:
@@ -397,6 +347,6 @@ def test_an_early_process_serves_unless_options_change_what_it_began_with(
     seen: list[object] = []
     monkeypatch.setattr(server, "run", lambda folder, options, early: seen.append(early) or 0)
     early = SimpleNamespace(close=lambda: seen.append("closed"))
-    done = CliRunner().invoke(main, [str(bare), "--serve", *words], obj=early)
+    done = _run(bare, "--serve", *words, obj=early)
     assert done.exit_code == 0, done.output
     assert seen == [*["closed"] * closed, early]

@@ -162,73 +162,53 @@ def test_nothing_is_run_where_nothing_should_be(spark: Use) -> None:
     assert not any(call[0] == "cuLaunchKernelEx" for call in driver.asked)
 
 
-def test_what_is_wrong_with_a_driver_is_said(spark: Use, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = spark()
-    driver.attributes["MPS_ENABLED"] = 1
-    driver.attributes["COMPUTE_CAPABILITY_MINOR"] = 9
-    advice = _json()[1]["advice"]
-    assert "no kernels for NVIDIA GB10" in advice[0] and "MPS" in advice[1]
-    driver.fails = ("cuDevicePrimaryCtxRetain",)
-    assert "cannot be used" in _json()[1]["advice"][-2]
-    driver.fails = ("cuInit",)
-    assert "does not answer" in _json()[1]["advice"][0]
-    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
-    assert "not the extra `cuda`" in _json()[1]["advice"][0]
+# The GPU's state in JSON, whether it has no figures, whether it says why, and advice.
+BROKEN = {
+    "nothing": ("usable", False, False, ""),
+    "kernels": ("no_kernels", False, False, "no kernels for NVIDIA GB10"),
+    "mps": ("unusable", False, True, "MPS"),
+    "old": ("unusable", False, True, "supports CUDA 12.8"),
+    "context": ("unusable", True, True, "cannot be used"),
+    "binding": ("unusable", True, True, "cuEventElapsedTime_v2"),
+    "init": ("driver_silent", True, False, "does not answer"),
+    "extra": ("no_extra", True, False, "not the extra `cuda`"),
+    "driver": ("no_driver", True, False, ""),
+}
 
 
-def test_an_old_driver_is_named(spark: Use, monkeypatch: pytest.MonkeyPatch) -> None:
-    spark()
-    monkeypatch.setattr(device, "name_and_driver", lambda: ("NVIDIA GB10", "12080"))
-    assert "supports CUDA 12.8" in _json()[1]["advice"][0]
+def _break(broken: str, driver: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks(*args: object) -> None:  # as cuda.bindings, if the driver is older than a call
+        raise RuntimeError('Function "cuEventElapsedTime_v2" not found')
 
-
-def test_json_gives_the_reason_for_no_gpu(spark: Use, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`gpu` is null for several reasons, and an existing card may open no engine."""
-
-    def said() -> tuple[str, bool, bool]:
-        found = _json("--no-load")[1]
-        null = found["gpu"] is None
-        assert null == (found["gpu_absent"] is not None)
-        return found["gpu_state"], null, bool(found["gpu_why"])
-
-    driver = spark()
-    assert said() == ("usable", False, False)
-    driver.attributes["COMPUTE_CAPABILITY_MINOR"] = 9
-    assert said() == ("no_kernels", False, False)
-    driver.attributes["MPS_ENABLED"] = 1
-    assert said() == ("unusable", False, True)
-    driver.fails = ("cuDevicePrimaryCtxRetain",)
-    assert said() == ("unusable", True, True)
-    driver.fails = ("cuInit",)
-    assert said() == ("driver_silent", True, False)
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "cuda.bindings.driver", None)
-        assert said() == ("no_extra", True, False)
-    monkeypatch.setattr(gpu, "driver_present", lambda: False)
-    assert said() == ("no_driver", True, False)
-
-
-@pytest.mark.parametrize("broken", ["mps", "old", "context", "binding"])
-def test_a_gpu_that_opens_no_engine_serves_none(
-    broken: str, spark: Use, bare: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The verdict and the exit code equal those of a start, not those of the manifest alone."""
-    driver = spark()
-    folder = _engine(bare / "one", monkeypatch)
-    if broken == "mps":
+    if broken == "kernels":
+        driver.attributes["COMPUTE_CAPABILITY_MINOR"] = 9
+    elif broken == "mps":
         driver.attributes["MPS_ENABLED"] = 1
     elif broken == "old":
         monkeypatch.setattr(device, "name_and_driver", lambda: ("NVIDIA GB10", "12080"))
-    elif broken == "context":
-        driver.fails = ("cuDevicePrimaryCtxRetain",)
-    else:  # as in cuda.bindings, if the driver is older than a call
-
-        def lacks(*args: object) -> None:
-            raise RuntimeError('Function "cuEventElapsedTime_v2" not found')
-
+    elif broken == "binding":
         monkeypatch.setattr(driver, "cuEventElapsedTime", lacks, raising=False)
+    elif broken in ("context", "init"):
+        driver.fails = ("cuInit" if broken == "init" else "cuDevicePrimaryCtxRetain",)
+    elif broken in ("extra", "driver"):
+        monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
+        monkeypatch.setattr(gpu, "driver_present", lambda: broken == "extra")
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_what_is_wrong_with_a_gpu_is_said_and_serves_nothing(
+    broken: str, spark: Use, bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verdict and the exit code equal those of a start, not those of the manifest alone."""
+    state, null, why, advice = BROKEN[broken]
+    driver, folder = spark(), _engine(bare / "one", monkeypatch)
+    _break(broken, driver, monkeypatch)
     code, found = _json(folder)
-    assert code == 1 and "it is for a GPU, and" in found["engines"][0]["why"]
+    assert found["gpu_state"] == state and bool(found["gpu_why"]) == why
+    assert (found["gpu"] is None) == (found["gpu_absent"] is not None) == null
+    assert advice in " ".join(found["advice"]), found["advice"]
+    if why:
+        assert code == 1 and "it is for a GPU, and" in found["engines"][0]["why"]
 
 
 def test_what_may_not_be_read_is_a_finding(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from spark_engine.runtime.engine.prepare_inputs import write_step_inputs
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.vision import VISION, Image
+from tests.runtime.engine.drive import drain, tokens_of
 from tests.runtime.engine.test_traces import picture
 from tests.runtime.fake_executor import VISION_INFO, VOCAB, build_fake
 
@@ -39,10 +40,7 @@ def launches(engine: Engine) -> int:
 
 
 def run(engine: Engine) -> list[int]:
-    tokens = []
-    while not engine.idle:
-        tokens += [event.token for event in engine.step() if event.token is not None]
-    return tokens
+    return [token for events in drain(engine).values() for token in tokens_of(events)]
 
 
 A, B = picture(20, 3, 5, 0), picture(20, 3, 5, 1)  # they differ in one pixel

@@ -21,6 +21,7 @@ from spark_engine.runtime.engine.plan import StepPlan
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.runtime.engine.sequence import Sequence
 from tests.lateness import Lateness
+from tests.runtime.engine.drive import drain, tokens_of
 from tests.runtime.engine.invariants import check_idle
 from tests.runtime.fake_executor import EOS, VOCAB, build_fake
 
@@ -70,19 +71,10 @@ def request(params: SamplingParams = PLAIN, **settings: Any) -> Request:
 
 
 def run(one: Engine) -> dict[int, list[Event]]:
-    events: dict[int, list[Event]] = {}
-    until = time.monotonic() + 60
-    while not one.idle:
-        for event in one.step():
-            events.setdefault(event.request_id, []).append(event)
-        assert time.monotonic() < until, "the engine does not come to an end"
+    events = drain(one)
     check_idle(one)
     one.close()
     return events
-
-
-def tokens(events: list[Event]) -> list[int]:
-    return [e.token for e in events if e.token is not None]
 
 
 def counted(one: Engine) -> Counter[str]:
@@ -102,30 +94,6 @@ def _called(
     return inner(buffers)
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("drafts", [0, 3])
-def test_a_grammar_binds_its_request_and_no_other(depth: int, drafts: int) -> None:
-    free = run_alone = engine(depth=depth, drafts=drafts)
-    free.submit(Request((9, 9), PLAIN))
-    alone = tokens(run(run_alone)[0])
-    one = engine(lambda text: Only(int(text)), depth, drafts)
-    for token in (17, 60):
-        one.submit(request(grammar=str(token)))
-    one.submit(Request((9, 9), PLAIN))
-    events = run(one)
-    assert [tokens(events[i]) for i in range(3)] == [[17] * 12, [60] * 12, alone]
-    assert all(e[-1].finish is FinishReason.LENGTH for e in events.values())
-
-
-@pytest.mark.parametrize("depth", [0, 1])
-def test_a_grammar_that_is_done_ends_the_sequence(depth: int) -> None:
-    one = engine(lambda text: Only(17, left=5), depth)
-    one.submit(request(grammar="g"))
-    (events,) = run(one).values()
-    assert tokens(events) == [17] * 5
-    assert events[-1].finish is FinishReason.STOP and not any(e.finish for e in events[:-1])
-
-
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_forced_tokens_come_first_with_their_log_probabilities(drafts: int) -> None:
     """End ids among them end nothing, `min_tokens` counts what is behind; no launch is split."""
@@ -135,9 +103,9 @@ def test_forced_tokens_come_first_with_their_log_probabilities(drafts: int) -> N
     forced = (EOS[0], 11, 60, EOS[1], 0)
     one.submit(request(params, forced=forced))
     (events,) = run(one).values()
-    assert tuple(tokens(events)[:5]) == forced
-    assert not {*tokens(events)[5:7]} & {11, *EOS}
-    assert {*tokens(events)[5:]} != {forced[-1]}, "its mask is gone"
+    assert tuple(tokens_of(events)[:5]) == forced
+    assert not {*tokens_of(events)[5:7]} & {11, *EOS}
+    assert {*tokens_of(events)[5:]} != {forced[-1]}, "its mask is gone"
     assert all(e.logprob is not None and len(e.top) == 2 for e in events)
     assert not [name for name in calls if "to_sample" in name]
 
@@ -150,7 +118,7 @@ def test_a_swapped_sequence_gets_its_mask_again(swap_bytes: int) -> None:
     for token in (17, 60, 33):
         one.submit(request(long, grammar=str(token)))
     events = run(one)
-    assert [tokens(events[i]) for i in range(3)] == [[17] * 100, [60] * 100, [33] * 100]
+    assert [tokens_of(events[i]) for i in range(3)] == [[17] * 100, [60] * 100, [33] * 100]
     assert one.scheduler.preemptions["swap" if swap_bytes else "recompute"]
 
 
@@ -169,16 +137,6 @@ def test_forced_tokens_count_as_prompt_for_the_penalties() -> None:
     one.step()
     assert one.memory.tables["prompt_lens"][one.scheduler.running[0].slot] == 6
     run(one)
-
-
-def test_a_thought_is_closed_when_its_budget_is_used_up() -> None:
-    one = engine(drafts=3)
-    spec = {"end_of_thought": 58, "close": (57, 58), "budget": 4}
-    ban = SamplingParams(max_tokens=12, ignore_eos=True, seed=1, logit_bias={58: -100.0})
-    one.submit(request(ban, **spec))
-    (events,) = run(one).values()
-    found = tokens(events)
-    assert found[4:6] == [57, 58] or 58 in found[:4]
 
 
 def test_only_steps_that_need_masks_of_unread_tokens_are_split() -> None:
@@ -220,9 +178,9 @@ def test_a_grammar_that_fails_ends_its_request_alone(made: bool) -> None:
     for text in ("bad", "good"):
         one.submit(request(grammar=text))
     events = run(one)
-    assert events[0][-1].finish is FinishReason.ERROR and not tokens(events[0])
+    assert events[0][-1].finish is FinishReason.ERROR and not tokens_of(events[0])
     assert events[0][-1].message == "the grammar failed: no such rule"
-    assert tokens(events[1]) == [17] * 12
+    assert tokens_of(events[1]) == [17] * 12
 
 
 def test_grammars_that_hang_end_their_requests_and_leave_others_their_threads() -> None:
@@ -240,7 +198,7 @@ def test_grammars_that_hang_end_their_requests_and_leave_others_their_threads() 
         gate.set()
     for number, of in events.items():
         if number % 2:
-            assert tokens(of) == [17] * 12 and of[-1].finish is FinishReason.LENGTH
+            assert tokens_of(of) == [17] * 12 and of[-1].finish is FinishReason.LENGTH
         else:
             assert of[-1].finish is FinishReason.ERROR
             assert "took longer than 0.5 s to say what may come next" in of[-1].message
@@ -279,7 +237,7 @@ def test_one_that_hangs_ends_once_however_it_came_to_be_waited_for() -> None:
         (events,) = run(one).values()
     finally:
         gate.set()
-    assert tokens(events) == [17] * 2
+    assert tokens_of(events) == [17] * 2
     assert [e.finish for e in events if e.finish] == [FinishReason.ERROR]
 
 
@@ -399,11 +357,10 @@ def test_a_slow_grammar_is_waited_for_once_and_then_by_itself() -> None:
     assert float(np.median(took)) < 0.15, "no other request waits for it"
     assert one._loop.counts.sampled - before >= 20
     events = run(one)
-    assert len(tokens(events[0])) <= 12 and len(tokens(events[1])) <= 200
+    assert len(tokens_of(events[0])) <= 12 and len(tokens_of(events[1])) <= 200
 
 
 def test_what_waits_for_a_mask_waits_without_turning() -> None:
-    """Alone with a slow grammar the loop does a few steps a mask."""
     one = engine(lambda text: Only(17, seconds=0.03))
     one._masks.slow = 0.01
     one.submit(request(grammar="g"))

@@ -114,9 +114,11 @@ def test_a_new_page_is_written_at_its_index() -> None:
     assert memory.tables["page_table"][1].tolist() == [-1, -1, 8, -1]
 
 
-def buffers(rows: int, tokens: int) -> dict[str, Array]:
-    names = ("slots", "starts", "counts", "emit", "sources", "saves")
-    made = {name: np.full(rows, 99, np.int32) for name in names}
+PREFILL = ("emit", "sources", "saves")
+
+
+def buffers(rows: int, tokens: int, *more: str) -> dict[str, Array]:
+    made = {name: np.full(rows, 99, np.int32) for name in ("slots", "starts", "counts", *more)}
     return made | {"token_ids": np.full(tokens, 99, np.int32)}
 
 
@@ -126,7 +128,7 @@ def test_a_prefill_batch_holds_each_tiles_tokens() -> None:
     b.tokens.append(5)
     columns = [a, b], [4, 0], [4, 3], [False, True], [5, 0], [-1, 6]
     batch = Batch("prefill", 3, *columns)
-    made = buffers(3, 3 * 8)
+    made = buffers(3, 3 * 8, *PREFILL)
     write_step_inputs(made, batch)
     assert made["slots"].tolist() == [2, 0, -1]
     assert made["starts"].tolist() == [4, 0, 0]
@@ -141,7 +143,7 @@ def test_a_prefill_batch_holds_each_tiles_tokens() -> None:
 def test_a_decode_batch_takes_the_tokens_sampled_last() -> None:
     a, b = sequence(), sequence()
     a.slot, b.slot = 2, 0
-    made = buffers(4, 4)
+    made = buffers(4, 4, *PREFILL)
     write_step_inputs(made, Batch("decode", 4, [a, b], [7, 30], [1, 1], [True, True]))
     assert made["slots"].tolist() == [2, 0, -1, -1]
     assert made["starts"].tolist() == [7, 30, 0, 0]
@@ -149,15 +151,10 @@ def test_a_decode_batch_takes_the_tokens_sampled_last() -> None:
     assert made["token_ids"].tolist() == [-1, -1, 0, 0]
 
 
-def round_buffers(rows: int, tokens: int, *more: str) -> dict[str, Array]:
-    made = {name: np.full(rows, 99, np.int32) for name in ("slots", "starts", "counts", *more)}
-    return made | {"token_ids": np.full(tokens, 99, np.int32)}
-
-
 def test_a_round_takes_its_tokens_and_unsure_starts_from_the_state() -> None:
     a, b = sequence(), sequence()
     a.slot, b.slot = 2, 0
-    made = round_buffers(3, 3 * 4)
+    made = buffers(3, 3 * 4)
     write_step_inputs(made, Batch("verify_k3", 3, [a, b], [-1, 30], [4, 2], [True, True]))
     assert made["slots"].tolist() == [2, 0, -1]
     assert made["starts"].tolist() == [-1, 30, 0]
@@ -167,7 +164,7 @@ def test_a_round_takes_its_tokens_and_unsure_starts_from_the_state() -> None:
 
 
 def test_decode_in_an_engine_with_rounds_has_no_emit() -> None:
-    seq, made = sequence(), round_buffers(2, 2)
+    seq, made = sequence(), buffers(2, 2)
     write_step_inputs(made, Batch("decode", 2, [seq], [-1], [1], [True]))
     assert made["starts"].tolist() == [-1, 0] and made["counts"].tolist() == [1, 0]
     assert made["token_ids"].tolist() == [-1, 0] and "emit" not in made
@@ -177,7 +174,7 @@ def test_a_tile_tells_the_head_the_token_behind_it() -> None:
     """The known one, or -1 where this launch samples it."""
     a, b = sequence(prompt=9), sequence(prompt=3)
     a.slot, b.slot = 2, 0
-    made = round_buffers(4, 4 * 4, "emit", "next_ids", "sources", "saves")
+    made = buffers(4, 4 * 4, "next_ids", *PREFILL)
     rows = [a, a, b], [0, 4, 0], [4, 4, 3], [False, False, True], [2, 2, 0], [-1, -1, -1]
     write_step_inputs(made, Batch("prefill", 4, *rows))
     assert made["next_ids"].tolist() == [4, 8, -1, 0]

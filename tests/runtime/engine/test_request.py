@@ -20,51 +20,36 @@ EOS = (1, 2)
 IMAGE = Image(0, 1, 1, bytes(12), bytes(16))
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"temperature": -0.1},
-        {"temperature": math.nan},
-        {"temperature": 1e-9},
-        {"temperature": "1"},
-        {"top_p": 0.0},
-        {"top_p": 1.01},
-        {"top_k": -2},
-        {"top_k": 1.5},
-        {"min_p": -0.1},
-        {"min_p": 1.1},
-        {"repetition": 0.0},
-        {"repetition": math.inf},
-        {"presence": 2.1},
-        {"frequency": -2.1},
-        {"max_tokens": 0},
-        {"max_tokens": True},
-        {"max_tokens": 3, "min_tokens": 4},
-        {"min_tokens": -1},
-        {"seed": 2**63},
-        {"seed": -(2**63) - 1},
-        {"logprobs": 21},
-        {"drafts": -1},
-        {"drafts": 8},
-        {"drafts": True},
-        {"logprobs": -1},
-        {"stop": ("x",) * 17},
-        {"stop": ("",)},
-        {"logit_bias": {1: 101.0}},
-        {"logit_bias": {1: math.nan}},
-    ],
-    ids=str,
-)
-def test_values_out_of_range_are_refused_by_name(bad: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match=next(iter(bad))):
-        SamplingParams(**bad)
+BAD: dict[str, tuple[Any, ...]] = {
+    "temperature": (-0.1, math.nan, 1e-9, "1"),
+    "top_p": (0.0, 1.01),
+    "top_k": (-2, 1.5),
+    "min_p": (-0.1, 1.1),
+    "repetition": (0.0, math.inf),
+    "presence": (2.1,),
+    "frequency": (-2.1,),
+    "max_tokens": (0, True),
+    "min_tokens": (-1,),
+    "seed": (2**63, -(2**63) - 1),
+    "logprobs": (21, -1),
+    "drafts": (-1, 8, True),
+    "stop": (("x",) * 17, ("",)),
+    "logit_bias": ({1: 101.0}, {1: math.nan}),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in BAD.items() for v in values])
+def test_values_out_of_range_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=name):
+        SamplingParams(**{name: value})
 
 
 def test_values_on_the_edges_are_taken() -> None:
     SamplingParams(temperature=0, top_p=1, top_k=-1, min_p=1, repetition=10, presence=-2)
     SamplingParams(max_tokens=1, seed=-(2**63), logprobs=20, stop=("x",) * 16, min_tokens=1)
-    SamplingParams(drafts=0)
-    SamplingParams(drafts=7)
+    SamplingParams(drafts=0), SamplingParams(drafts=7, max_tokens=4, min_tokens=4)
+    with pytest.raises(RequestError, match="max_tokens"):
+        SamplingParams(max_tokens=3, min_tokens=4)
 
 
 @pytest.mark.parametrize(

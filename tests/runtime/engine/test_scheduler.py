@@ -104,40 +104,6 @@ def test_several_prompts_share_a_prefill_launch() -> None:
     assert shape(clients.step()) == [("prefill", 4, rows)]
 
 
-def test_decode_and_prefill_share_a_step_and_decode_is_never_dropped() -> None:
-    clients = Clients(make())
-    clients.add(1)
-    clients.step()
-    clients.add(64 * 9)
-    for start in (0, 256, 512):
-        decode, prefill = shape(clients.step())
-        assert decode[0] == "decode" and decode[2][0][0] == 0
-        assert prefill[2][0][1] == start
-
-
-def test_the_bucket_is_the_smallest_that_holds_the_live_rows() -> None:
-    clients = Clients(make())
-    for i in range(4):
-        clients.add(1, limit=3 + i)
-    clients.step()
-    # limits 3, 4, 5, 6: after the first token of each, 1, 2, 3 and 4 more are decoded
-    assert [shape(clients.step())[0][1] for _ in range(4)] == [4, 4, 2, 1]
-    assert clients.step().batches == []
-
-
-def test_prompts_are_cut_into_the_launches_that_take_least_time() -> None:
-    """A launch is filled with tiles of any sequences."""
-    costs = {("prefill", 1): 10.0, ("prefill", 4): 40.0}
-    clients = Clients(make(costs=costs))
-    clients.add(65), clients.add(3)
-    rows = [[(1, 0, 3, True)], [(0, 0, 64, False)], [(0, 64, 1, True)]]
-    assert [shape(clients.step())[-1] for _ in rows] == [("prefill", 1, row) for row in rows]
-    clients = Clients(make(costs=costs | {("prefill", 4): 25.0}))
-    clients.add(64 * 5), clients.add(64 * 2)
-    found = [shape(clients.step())[-1] for _ in range(2)]
-    assert [(bucket, len(row)) for _, bucket, row in found] == [(4, 4), (4, 3)]
-
-
 LINEAR = {("prefill", 1): 10.0, ("prefill", 2): 15.0, ("prefill", 4): 25.0}
 
 
@@ -233,31 +199,6 @@ def test_waiting_requests_are_counted_without_a_walk() -> None:
         check_scheduler(clients.scheduler)
 
 
-def test_preempted_sequences_do_not_count_as_queued() -> None:
-    clients = Clients(make(slots=1, max_waiting=1))
-    clients.add(10)
-    clients.step()
-    clients.add(10, priority=1)
-    clients.step()
-    assert [s.status for s in clients.scheduler.waiting] == [Status.SWAPPED]
-    clients.add(10)
-
-
-def test_the_last_in_order_yields_its_pages() -> None:
-    clients = Clients(make(pages=4))
-    first, second = clients.add(63), clients.add(62)
-    for _ in range(64):
-        clients.step()
-    third = clients.add(1, priority=-1)
-    assert clients.scheduler.pages.free == 0
-    plan = clients.step()
-    while not plan.preempted:
-        plan = clients.step()
-    assert plan.preempted == [second] and second.status is Status.SWAPPED
-    assert [move.seq for move in plan.saves] == [second] and len(plan.saves[0].pages) == 2
-    assert first.status is Status.RUNNING and third.status is Status.WAITING
-
-
 def test_over_the_swap_budget_a_sequence_restarts_with_all_its_tokens() -> None:
     clients = Clients(make(slots=1, swap_bytes=109))  # a slot and one page take 110
     seq = clients.add(10)
@@ -338,11 +279,6 @@ def test_pages_reach_to_the_first_decode_row_if_there_is_one(
     assert len(seq.pages) == pages
 
 
-def test_min_tokens_forbids_the_end_of_exactly_so_many() -> None:
-    seq = Sequence(0, Request((0,) * 3, SamplingParams(min_tokens=2)), 9, frozenset({7}), seed=0)
-    assert [seq.forbids_stop(position) for position in (3, 4, 5)] == [True, True, False]
-
-
 def test_a_page_that_is_not_there_waits_for_the_step_in_flight() -> None:
     clients = Clients(make(pages=3))
     first, last = clients.add(63), clients.add(62)
@@ -363,14 +299,6 @@ def test_a_sequence_that_yielded_gets_no_page() -> None:
     plan = clients.step()  # two want a page, and one is there
     assert plan.preempted == [last] and clients.scheduler.running == [first, second]
     assert last.pages == [] and [s for s, _ in plan.grown] == [first, second]
-
-
-def test_equals_do_not_preempt_each_other() -> None:
-    clients = Clients(make(slots=1))
-    first, second = clients.add(10), clients.add(10)
-    for _ in range(3):
-        assert not clients.step().preempted
-    assert clients.scheduler.running == [first] and [*clients.scheduler.waiting] == [second]
 
 
 def test_no_sequence_is_preempted_for_pages_that_the_step_in_flight_frees() -> None:
@@ -419,14 +347,6 @@ def test_a_swapped_sequence_that_is_cancelled_gives_its_snapshot_back() -> None:
     clients.scheduler.finish(seq, FinishReason.CANCELLED)
     assert clients.scheduler.swap_used == 0 and seq.swap_copy is None
     check_scheduler(clients.scheduler)
-
-
-def test_check_finds_a_wrong_account_of_the_swap_budget() -> None:
-    clients, _ = preempted(1000)
-    for wrong in (109, 111):
-        clients.scheduler.swap_used = wrong
-        with pytest.raises(InternalError, match=f"hold 110 bytes, accounted {wrong}"):
-            check_scheduler(clients.scheduler)
 
 
 # ---- rounds of drafts --------------------------------------------------------------------------

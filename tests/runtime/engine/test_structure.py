@@ -1,22 +1,14 @@
-"""`scheduler` and `step` alone write into a `Sequence`: in the source, and in a run."""
+"""`scheduler` and `step` alone write into a `Sequence`."""
 
 import ast
-import sys
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from spark_engine.interface import Limits
-from spark_engine.runtime.engine.constraint import ConstraintSpec
-from spark_engine.runtime.engine.engine import Engine, EngineOptions
-from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.engine.sequence import Sequence
 from tests.repository import PACKAGES, ROOT, files
-from tests.runtime.engine import automaton
-from tests.runtime.fake_executor import VOCAB, build_fake
 
 FIELDS = {field.name for field in fields(Sequence)}
 WRITERS = {f"runtime/engine/{name}.py" for name in ("sequence", "scheduler", "step")}
@@ -126,32 +118,3 @@ def test_the_two_are_found_and_no_other_package_has_sequences() -> None:
 )
 def test_writes_are_seen(line: str) -> None:
     assert [*_writes(ast.parse(line))]
-
-
-def test_in_a_run_no_other_module_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With preemption, drafts, a shared prefix, a grammar and a cancelled request."""
-    found = set()
-
-    def note(seq: Sequence, name: str, value: Any) -> None:
-        found.add(sys._getframe(1).f_code.co_filename)
-        object.__setattr__(seq, name, value)
-
-    monkeypatch.setattr(Sequence, "__setattr__", note)
-    limits = Limits(4, 340, 40, VOCAB, page_size=16, bias_slots=8, top_logprobs=3, drafts=3)
-    limits = replace(limits, snapshots=9)
-    options = EngineOptions(depth=1, grammars=automaton.Automaton, swap_bytes=6_000)
-    engine = automaton.at_once(Engine(build_fake(limits, (1, 4), (1, 2)), options))
-    stem = tuple(i % VOCAB for i in range(150))
-    for n in range(9):
-        bound = ConstraintSpec(grammar="3,1") if n == 4 else None
-        params = SamplingParams(max_tokens=60, ignore_eos=True, seed=n)
-        engine.submit(Request((*stem, n), params, priority=n % 2, constraint=bound))
-        engine.step()
-    engine.cancel(3)
-    while not engine.idle:
-        engine.step()
-    stats = engine.stats()
-    assert stats["preempted_swap"] and stats["preempted_recompute"] and stats["prefix_hits"]
-    assert stats["rounds_by_k"] and stats["drafts_by_position"]
-    own = {Path(name).resolve().relative_to(ROOT).as_posix() for name in found if "<" not in name}
-    assert own == WRITERS

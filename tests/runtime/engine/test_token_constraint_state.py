@@ -153,6 +153,9 @@ def test_a_grammar_that_allows_only_ids_that_are_not_there_is_a_bug() -> None:
         ({"budget": -1}, "budget is -1; it must be 0 or more"),
         ({"budget": 5}, "a budget of 5 tokens needs end_of_thought and the ids of close"),
         ({"budget": 5, "end_of_thought": 1}, "a budget of 5 tokens needs"),
+        ({"calls": (VOCAB,)}, "calls has the id 70"),
+        ({"barred": ((1,), ())}, "a row without ids"),
+        ({"barred": ((1, VOCAB),)}, "barred has the id"),
     ],
 )
 def test_what_cannot_be_meant_is_named(settings: dict[str, object], words: str) -> None:
@@ -179,11 +182,6 @@ def test_no_call_comes_in_a_thought_that_a_grammar_waits_behind() -> None:
 def test_a_thought_may_end_with_its_mark_where_that_ends_the_sequence() -> None:
     spec = ConstraintSpec(end_of_thought=MARK, grammar="g")
     assert ids_of(ConstraintState(spec, VOCAB, {STOP, MARK}).mask(0)) == set(range(96)) - {STOP}
-
-
-def test_an_id_of_a_call_must_be_one() -> None:
-    with pytest.raises(RequestError, match="calls has the id 70"):
-        ConstraintSpec(calls=(VOCAB,)).check(VOCAB)
 
 
 def test_the_last_of_a_barred_row_cannot_follow_the_others() -> None:
@@ -236,12 +234,6 @@ def _within(mask: Words | None) -> set[int]:
     found = ids_of(mask)
     assert found is not None
     return {i for i in found if i < VOCAB}
-
-
-def test_barred_rows_have_ids_of_the_vocabulary() -> None:
-    for barred, words in ((((1,), ()), "a row without ids"), (((1, VOCAB),), "barred has the id")):
-        with pytest.raises(RequestError, match=words):
-            ConstraintSpec(barred=barred).check(VOCAB)
 
 
 def test_a_guide_is_gone_with_the_last_that_holds_it() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,25 +14,17 @@ from spark_engine.runtime.engine import trace
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.engine.trace import ENGINE, HTTP, REQUESTS, NoTrace, Trace, trace_of
+from tests.runtime.engine.drive import drain
 from tests.runtime.fake_executor import VOCAB, build_fake
 
 LIMITS = Limits(4, 128, 32, VOCAB, page_size=16, bias_slots=8, top_logprobs=5)
 PARTS = ["schedule", "prepare", "fill", "launch", "wait", "finish"]
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A clock that a test sets."""
+    made = SimpleNamespace(now=0.0, perf_counter=lambda: made.now)
     monkeypatch.setattr(trace, "time", made)
     return made
 
@@ -47,10 +40,7 @@ def test_every_part_of_every_step_is_there(depth: int, tmp_path: Path) -> None:
     engine = Engine(build_fake(LIMITS, (1, 2, 4), (1, 2)), EngineOptions(depth=depth), recorder)
     params = SamplingParams(seed=1, max_tokens=5, ignore_eos=True)
     for _ in range(2):
-        for length in (3, 100):
-            engine.submit(Request(tuple(i % VOCAB for i in range(length)), params))
-        while not engine.idle:
-            engine.step()
+        drain(engine, *(Request(tuple(i % VOCAB for i in range(n)), params) for n in (3, 100)))
     recorder.save()
     shares = trace.merge(str(tmp_path / "t"), (ENGINE, HTTP))[ENGINE]
     events = _read(tmp_path / "t")["traceEvents"]
@@ -74,7 +64,7 @@ def test_every_part_of_every_step_is_there(depth: int, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_shares_by_hand(clock: Clock, tmp_path: Path) -> None:
+def test_shares_by_hand(clock: SimpleNamespace, tmp_path: Path) -> None:
     recorder = Trace(ENGINE, tmp_path / "p")
     clock.now = 10.0
     recorder.begin()
@@ -98,7 +88,7 @@ def test_shares_by_hand(clock: Clock, tmp_path: Path) -> None:
 
 
 def test_spans_are_bounded_and_shares_are_not(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(trace, "MOST_SPANS", 2)
     recorder = trace_of(str(tmp_path / "t"), ENGINE)
@@ -114,7 +104,7 @@ def test_spans_are_bounded_and_shares_are_not(
     assert len(kept) == 2
 
 
-def test_two_processes_make_one_file(clock: Clock, tmp_path: Path) -> None:
+def test_two_processes_make_one_file(clock: SimpleNamespace, tmp_path: Path) -> None:
     file = str(tmp_path / "t.json")
     http, engine = trace_of(file, HTTP), trace_of(file, ENGINE)
     for number, start, end in ((7, 1.0, 4.0), (8, 2.0, 3.0)):
@@ -135,7 +125,7 @@ def test_two_processes_make_one_file(clock: Clock, tmp_path: Path) -> None:
     assert all(e["pid"] == names[HTTP] for e in events if e.get("cat") == "request")
 
 
-def test_every_life_of_an_engine_is_in_the_trace(clock: Clock, tmp_path: Path) -> None:
+def test_every_life_of_an_engine_is_in_the_trace(clock: SimpleNamespace, tmp_path: Path) -> None:
     """One that is started again adds to what those before it did, and removes nothing of it."""
     file = str(tmp_path / "t")
     for left in ("engine.0", "http.0"):  # by a server that was killed before

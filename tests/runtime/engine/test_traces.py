@@ -40,6 +40,7 @@ from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.executors.memory import Snapshot
 from spark_engine.vision import Image
 from tests.runtime.engine import automaton
+from tests.runtime.engine.drive import drain, tokens_of
 from tests.runtime.engine.invariants import check_engine, check_idle
 from tests.runtime.fake_executor import (
     BLOCKS,
@@ -306,16 +307,9 @@ class Watch:
         assert self._stuck <= 3 * (MOST_PASSED + 1) * (1 + held) + 3
 
 
-def tokens_of(events: list[Event]) -> list[int]:
-    return [e.token for e in events if e.token is not None]
-
-
 def solo(engine: Engine, request: Request) -> list[Event]:
     """The request alone in an engine that others used before it."""
-    number, events = engine.submit(request), []
-    while not engine.idle:
-        events += engine.step()
-    assert all(e.request_id == number for e in events)
+    (events,) = drain(engine, request).values()
     return events
 
 
@@ -538,9 +532,7 @@ def test_drafts_are_kept_as_often_as_the_head_is_right(
             prompt = tuple((i * 7 + j) % VOCAB for j in range(5 + 11 * i))
             params = SamplingParams(max_tokens=150, ignore_eos=True, seed=i)
             engine.submit(Request(prompt, params))
-        last: dict[int, Event] = {}
-        while not engine.idle:
-            last |= {event.request_id: event for event in engine.step()}
+        last = [events[-1] for events in drain(engine).values()]
         counts = engine._loop.counts
         offered, kept = counts.drafts_by_position, counts.accepted_by_position
         assert len(offered) == len(kept) == most
@@ -548,8 +540,8 @@ def test_drafts_are_kept_as_often_as_the_head_is_right(
             # those offered behind a kept draft: all but where a row was cut short
             reached = kept[i - 1] * offered[i] / offered[i - 1] if i else offered[0]
             assert n / reached == pytest.approx(0.75, abs=1.5 / reached**0.5), (most, i)
-        assert sum(event.drafted for event in last.values()) == sum(offered)
-        assert sum(event.accepted for event in last.values()) == sum(kept)
+        assert sum(event.drafted for event in last) == sum(offered)
+        assert sum(event.accepted for event in last) == sum(kept)
         made = [["mtp"], ["dflash"], ["mtp", "dflash"]][(5, BLOCKS, BOTH).index(top)]
         assert [*counts.by_source] == made if most > 3 or top != BOTH else ["dflash"]
         assert counts.sampled == 12 * 150 and counts.surplus_rows == 0
@@ -573,10 +565,7 @@ def test_text_outside_a_shortlist_is_drafted_less_and_stays_the_same(
                 max_tokens=250, ignore_eos=True, seed=i, draft_counts=i % 2 == 0
             )
             engine.submit(Request((i, 7, 9), params))
-        events: dict[int, list[Event]] = {}
-        while not engine.idle:
-            for event in engine.step():
-                events.setdefault(event.request_id, []).append(event)
+        events = drain(engine)
         counts = engine._loop.counts
         said.append([[e.token for e in events[i]] for i in sorted(events)])
         rounds = counts.rounds_by_k
@@ -604,12 +593,10 @@ def test_drafts_of_a_sequence_that_had_ended_are_not_counted() -> None:
     for i in range(12):
         params = SamplingParams(max_tokens=90, stop_token_ids=stops, seed=i)
         engine.submit(Request(tuple((i * 7 + j) % VOCAB for j in range(5 + i)), params))
-    last: dict[int, Event] = {}
-    while not engine.idle:
-        last |= {event.request_id: event for event in engine.step()}
+    last = [events[-1] for events in drain(engine).values()]
     counts = engine._loop.counts
-    assert sum(event.finish is FinishReason.STOP for event in last.values()) > 6
-    assert sum(event.drafted for event in last.values()) == sum(counts.drafts_by_position) > 0
+    assert sum(event.finish is FinishReason.STOP for event in last) > 6
+    assert sum(event.drafted for event in last) == sum(counts.drafts_by_position) > 0
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -626,8 +613,7 @@ def test_the_costs_hear_of_rounds_that_ran_alone_and_of_prefill(
         params = SamplingParams(max_tokens=30, ignore_eos=True, seed=i)
         engine.submit(Request(tuple(range(1, 20 + i)), params))
     start = time.perf_counter()
-    while not engine.idle:
-        engine.step()
+    drain(engine)
     counts = engine._loop.counts
     rounds = sum(n for (family, _), n in counts.buckets.items() if family != PREFILL)
     alone = [(key[0], us) for key, us in heard if key[0] != PREFILL]

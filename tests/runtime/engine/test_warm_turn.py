@@ -15,10 +15,10 @@ import pytest
 from spark_engine.interface import PREFILL, Limits
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Request, SamplingParams
+from tests.runtime.engine.drive import said
 from tests.runtime.fake_executor import VOCAB, build_fake
 
 CONTEXT, NEW, PAGE = 3584, 200, 16
-PAGES = CONTEXT // PAGE
 LIMITS = Limits(
     4, 4096, 700, VOCAB, page_size=PAGE, bias_slots=8, top_logprobs=3, snapshots=40
 )  # fmt: skip
@@ -37,11 +37,7 @@ def ids(count: int, seed: int) -> tuple[int, ...]:
 
 def run(engine: Engine, prompt: tuple[int, ...], answer: int = 1) -> list[int]:
     params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
-    engine.submit(Request(prompt, params))
-    said = []
-    while not engine.idle:
-        said += [event.token for event in engine.step() if event.token is not None]
-    return said
+    return said(engine, Request(prompt, params))[0]
 
 
 def calls(work: Callable[[], object]) -> int:
@@ -64,9 +60,9 @@ def calls(work: Callable[[], object]) -> int:
 def test_a_warm_turn_costs_few_calls_a_page(engine: Engine) -> None:
     run(engine, ids(NEW, 3))
     history = ids(CONTEXT, 11)
-    said = run(engine, history, 8)
+    heard = run(engine, history, 8)
     few = calls(lambda: run(engine, ids(NEW, 5)))
-    many = calls(lambda: run(engine, (*history, *said, *ids(NEW, 5))))
+    many = calls(lambda: run(engine, (*history, *heard, *ids(NEW, 5))))
     assert engine.stats()["prefix_hits"] == CONTEXT + 7, "all but the last token of the answer"
     assert many - few < 8 * CONTEXT / PAGE
 

@@ -11,26 +11,19 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+from spark_engine.builder.build import build
+from spark_engine.builder.plan.options import Options
+from spark_engine.interface import BLOCKS, MTP
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams
+from spark_engine.runtime.text.tokenizer import Tokenizer
+from tests.checkpoints import write_checkpoint
+from tests.device.on_gpu import HERE, on_gpu
+from tests.models.drafters import write_drafter
+from tests.repository import ROOT
+from tests.runtime.engine.invariants import check_idle
 
-from spark_engine.builder.build import build  # noqa: E402
-from spark_engine.builder.plan.options import Options  # noqa: E402
-from spark_engine.device.gpu import architecture  # noqa: E402
-from spark_engine.interface import BLOCKS, MTP  # noqa: E402
-from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
-from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams  # noqa: E402
-from spark_engine.runtime.text.tokenizer import Tokenizer  # noqa: E402
-from tests.checkpoints import write_checkpoint  # noqa: E402
-from tests.models.drafters import write_drafter  # noqa: E402
-from tests.repository import ROOT  # noqa: E402
-from tests.runtime.engine.invariants import check_idle  # noqa: E402
-
-HERE = architecture()
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(HERE is None, reason="needs a GPU with a target's name"),
-]
+pytestmark = on_gpu()
 TINY = ROOT / "models" / "tiny" / "checkpoint"
 REQUESTS, TOKENS = 64, 40
 STORY = (
@@ -50,7 +43,6 @@ CASES.append(BOTH)
 @pytest.fixture(scope="module", params=CASES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An engine for this GPU, in buckets of 1, 16 and 64 rows; of BOTH with few pages."""
-    assert HERE is not None
     made, checkpoint = tmp_path_factory.mktemp("drafts") / "engine", TINY
     kind, _, format = request.param.partition(" ")
     verify: tuple[tuple[int, int], ...] = (1, 1), (1, 3), (16, 3), (64, 1), (64, 3)

@@ -5,7 +5,6 @@ copied, or a staging buffer that was reused too early, changes a token.
 """
 
 import itertools
-import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,11 +22,7 @@ from spark_engine.errors import ExecutorError  # noqa: E402
 from spark_engine.interface import Limits, tables, tile_of  # noqa: E402
 from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
 from spark_engine.runtime.engine.load import Loaded  # noqa: E402
-from spark_engine.runtime.engine.request import (  # noqa: E402
-    Event,
-    Request,
-    SamplingParams,
-)
+from spark_engine.runtime.engine.request import Event, Request, SamplingParams  # noqa: E402
 from spark_engine.runtime.executors import native  # noqa: E402
 from spark_engine.runtime.executors.memory import BucketKey  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
@@ -35,7 +30,7 @@ from spark_engine.weights_file import plan_weights  # noqa: E402
 from tests.runtime.engine.invariants import check_idle  # noqa: E402
 from tests.runtime.fake_executor import EOS, VOCAB, Device, FakeExecutor, build_fake, fake_states  # noqa: E402
 from tests.runtime.fake_gpu import FakeGpu  # noqa: E402
-from tests.runtime.native_folder import tabled  # noqa: E402
+from tests.runtime.native_folder import encode, tabled  # noqa: E402
 from tests.spark_engine.written_weights import write_weights  # noqa: E402
 
 LIMITS = Limits(8, 340, 40, VOCAB, page_size=16, bias_slots=8, top_logprobs=3)
@@ -57,19 +52,15 @@ class Bucket:
         one = [1, 1, 1]
         row = {
             **{"node": "n", "kernel": 0, "grid": one, "block": one, "cluster": one, "shared": 0},
-            **{
-                "pdl": False,
-                "resident": False,
-                "args": [[k, s.name] for k, s in zip(kinds, self.specs, strict=True)],
-            },
+            **{"pdl": False, "resident": False},
+            "args": [[k, s.name] for k, s in zip(kinds, self.specs, strict=True)],
         }
         self.symbol = "_".join(map(str, key))
         body = {
-            **{"arena_bytes": 256, "zeroed_bytes": 0, "cubins": [1], "launches": [row]},
+            **{"arena_bytes": 256, "zeroed_bytes": 0, "cubins": [5], "launches": [row]},
             "kernels": [{"cubin": 0, "symbol": self.symbol, "shared": 0}],
         }
-        text = json.dumps(tabled(body)).encode()
-        self.payload = len(text).to_bytes(8, "little") + text + b"c"
+        self.payload = encode(tabled(body))
 
     def __call__(self, gpu: FakeGpu, *addresses: int) -> None:
         arrays = {

@@ -13,10 +13,7 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 from spark_engine.builder.build import build  # noqa: E402
 from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.device.cuda_driver import attribute, driver, values  # noqa: E402
-from spark_engine.device.gpu import (
-    Gpu,  # noqa: E402
-    architecture,  # noqa: E402
-)
+from spark_engine.device.gpu import Gpu  # noqa: E402
 from spark_engine.errors import EngineError  # noqa: E402
 from spark_engine.manifest import Manifest  # noqa: E402
 from spark_engine.runtime.engine import load as loading  # noqa: E402
@@ -33,20 +30,17 @@ from spark_engine.runtime.executors.cache_size import (  # noqa: E402
 from spark_engine.runtime.executors.native import NativeExecutor  # noqa: E402
 from spark_engine.runtime.executors.program import Program  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
+from tests.device.on_gpu import HERE, on_gpu  # noqa: E402
+from tests.runtime.engine.drive import said  # noqa: E402
 from tests.runtime.taken_memory import Taken, counting  # noqa: E402
 
-HERE = architecture()
 MIB = 1 << 20
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(HERE is None, reason="needs a GPU with a target's name"),
-]
+pytestmark = on_gpu()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An engine with launches in which blocks wait for one another."""
-    assert HERE is not None
     base = tmp_path_factory.mktemp("native")
     config = {"linear_num_value_heads": 8, "intermediate_size": 4096}
     write_checkpoint(base / "checkpoint", format="modelopt_mixed", config_kwargs=config)
@@ -65,11 +59,8 @@ def gpu() -> Iterator[Gpu]:
 
 
 def generate(engine: Engine) -> list[int]:
-    engine.submit(Request((1, 2, 3), SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)))
-    tokens = []
-    while not engine.idle:
-        tokens += [event.token for event in engine.step() if event.token is not None]
-    return tokens
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    return said(engine, Request((1, 2, 3), params))[0]
 
 
 def test_a_second_engine_is_refused_and_the_first_continues(folder: Path) -> None:
@@ -179,7 +170,6 @@ def test_the_cache_takes_its_share_of_free_memory(
 
 
 def test_resident_launches_fit_and_larger_ones_are_refused(folder: Path, gpu: Gpu) -> None:
-    assert HERE is not None
     loaded = load(folder)
     assert loaded.folder and loaded.open_bucket
     sms, seen = gpu.multiprocessors, 0

@@ -10,21 +10,15 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+from spark_engine.builder.build import build
+from spark_engine.builder.plan.options import Options
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams
+from tests.device.on_gpu import HERE, on_gpu
+from tests.repository import ROOT
+from tests.runtime.engine.drive import drain
 
-from spark_engine.builder.build import build  # noqa: E402
-from spark_engine.builder.plan.options import Options  # noqa: E402
-from spark_engine.device.gpu import architecture  # noqa: E402
-from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
-from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams  # noqa: E402
-from tests.repository import ROOT  # noqa: E402
-
-HERE = architecture()
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(HERE is None, reason="needs a GPU with a target's name"),
-]
+pytestmark = on_gpu()
 TINY = ROOT / "models" / "tiny" / "checkpoint"
 TALKS, TURNS, TOKENS = 24, 4, 20
 Said = list[tuple[int, float | None]]
@@ -37,7 +31,6 @@ def options(target: str) -> Options:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    assert HERE is not None
     made = tmp_path_factory.mktemp("warm") / "engine"
     build(TINY, made, options(HERE), lambda text: None)
     return made
@@ -45,15 +38,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def play(engine: Engine, requests: list[Request]) -> tuple[list[Said], list[int]]:
     """The tokens and log-probabilities of each request, and the cached length of its prompt."""
-    said: dict[int, Said] = {engine.submit(request): [] for request in requests}
-    found = dict.fromkeys(said, 0)
-    while not engine.idle:
-        for event in engine.step():
-            assert event.finish is not FinishReason.ERROR, event.message
-            found[event.request_id] = max(found[event.request_id], event.cached)
-            if event.token is not None:
-                said[event.request_id].append((event.token, event.logprob))
-    return list(said.values()), list(found.values())
+    events = drain(engine, *requests).values()
+    assert not any(e.finish is FinishReason.ERROR for of in events for e in of)
+    said = [[(e.token, e.logprob) for e in of if e.token is not None] for of in events]
+    return said, [max(e.cached for e in of) for of in events]
 
 
 def ask(prompts: list[tuple[int, ...]]) -> list[Request]:

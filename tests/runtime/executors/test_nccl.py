@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import ml_dtypes
@@ -16,16 +15,12 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.errors import EngineError, ExecutorError  # noqa: E402
-from spark_engine.manifest import Bucket  # noqa: E402
 from spark_engine.runtime.executors import native  # noqa: E402
-from spark_engine.tensors import DType, TensorSpec  # noqa: E402
-from spark_engine.weights_file import plan_weights  # noqa: E402
 from tests.runtime import fake_nccl  # noqa: E402
 from tests.runtime.executors import test_native as one_rank  # noqa: E402
 from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
 from tests.runtime.fake_nccl import FakeNccl  # noqa: E402
 from tests.runtime.ranks.test_communicator import meeting  # noqa: E402
-from tests.spark_engine.written_weights import write_weights  # noqa: E402
 
 T = TypeVar("T")
 PART = 32  # bytes of a rank
@@ -116,15 +111,20 @@ def test_a_step_that_waits_for_a_rank_ends_with_the_group(
     assert [comm.aborted for comm in nccl.comms].count(True) == 1
 
 
-def test_a_connection_timeout_names_the_remedy(two: Ranks, module: Any, nccl: FakeNccl) -> None:
-    nccl.late.clear()
+def refusals(two: Ranks, module: Any, *limits_s: float) -> list[str]:
+    """What each rank says, given its time limit, where no connection is made."""
 
     def rank(number: int) -> str:
         with pytest.raises(ExecutorError) as error:
-            module.Nccl(two.gpus[number], two.comms[number], limit_s=0.05)
+            module.Nccl(two.gpus[number], two.comms[number], *limits_s[number : number + 1])
         return str(error.value)
 
-    found = two.each(rank)
+    return two.each(rank)
+
+
+def test_a_connection_timeout_names_the_remedy(two: Ranks, module: Any, nccl: FakeNccl) -> None:
+    nccl.late.clear()
+    found = refusals(two, module, 0.05, 0.05)
     nccl.late.set()
     for number, words in enumerate(found):
         assert f"not connected rank {number} with the others in 0.05 s" in words
@@ -133,13 +133,8 @@ def test_a_connection_timeout_names_the_remedy(two: Ranks, module: Any, nccl: Fa
 
 def test_what_nccl_refuses_is_said_in_its_words(two: Ranks, module: Any, nccl: FakeNccl) -> None:
     nccl.says = "unhandled system error"
-
-    def rank(number: int) -> str:
-        with pytest.raises(ExecutorError) as error:
-            module.Nccl(two.gpus[number], two.comms[number])
-        return str(error.value)
-
-    assert all("NCCL: unhandled system error: NCCL_SOCKET" in text for text in two.each(rank))
+    words = "NCCL: unhandled system error: NCCL_SOCKET"
+    assert all(words in text for text in refusals(two, module))
 
 
 def test_a_library_that_is_missing_is_named(module: Any, nccl: FakeNccl, two: Ranks) -> None:
@@ -182,13 +177,7 @@ def test_the_first_error_of_a_half_made_connection_is_reported(
 
     nccl.all_gather = refuse  # type: ignore[method-assign]
     nccl.comm_abort = end  # type: ignore[method-assign]
-
-    def rank(number: int) -> str:
-        with pytest.raises(ExecutorError) as error:
-            module.Nccl(two.gpus[number], two.comms[number])
-        return str(error.value)
-
-    assert all("NCCL: a first call is refused" in words for words in two.each(rank))
+    assert all("NCCL: a first call is refused" in words for words in refusals(two, module))
     assert sorted(comm.rank for comm in ends) == [0, 1]
     assert not any(gpu.blocks for gpu in two.gpus), "the first calls' memory was not freed"
     two.comms[0].abort("rank 1 is gone")
@@ -212,14 +201,8 @@ def test_a_connection_ends_with_the_group(two: Ranks, module: Any, nccl: FakeNcc
     nccl.comm_init_rank = joins  # type: ignore[method-assign]
     leaving = threading.Thread(target=leave)
     leaving.start()
-
-    def rank(number: int) -> str:
-        with pytest.raises(ExecutorError) as error:
-            module.Nccl(two.gpus[number], two.comms[number], limit_s=60.0 if number == 0 else 0.2)
-        return str(error.value)
-
     begin = time.monotonic()
-    found = two.each(rank)
+    found = refusals(two, module, 60.0, 0.2)
     assert time.monotonic() - begin < 30
     leaving.join()
     nccl.late.set()
@@ -237,12 +220,7 @@ def test_what_is_connected_too_late_is_freed(two: Ranks, module: Any, nccl: Fake
 
     nccl.comm_init_rank = join  # type: ignore[method-assign]
     nccl.late.clear()
-
-    def rank(number: int) -> None:
-        with pytest.raises(ExecutorError, match="not connected"):
-            module.Nccl(two.gpus[number], two.comms[number], limit_s=0.05)
-
-    two.each(rank)
+    assert all("not connected" in words for words in refusals(two, module, 0.05, 0.05))
     nccl.late.set()
     until = time.monotonic() + 60
     while time.monotonic() < until and [c.aborted for c in nccl.comms] != [True] * 2:
@@ -252,21 +230,7 @@ def test_what_is_connected_too_late_is_freed(two: Ranks, module: Any, nccl: Fake
 
 
 def folder(base: Path, symmetric: int) -> Any:
-    specs = [TensorSpec("w", DType.F32, (2,))]
-    write_weights(base / "w", plan_weights(specs), [np.array([7, 8], np.float32)])
-    wide = 4 * one_rank.ROWS * one_rank.VOCAB
-    bucket = Bucket("decode", one_rank.ROWS, 1, "f", 1024, 0, 0, wide, symmetric_bytes=symmetric)
-    manifest = SimpleNamespace(
-        card="h200",
-        states=one_rank.STATES,
-        tables=one_rank.tables(one_rank.LIMITS),
-        buckets=[bucket],
-    )
-    return SimpleNamespace(
-        manifest=manifest,
-        weights_of=lambda rank: base / "w",
-        check_chunk=lambda name, index, digest: None,
-    )
+    return one_rank.described(base / "w", symmetric)
 
 
 def body() -> dict[str, Any]:

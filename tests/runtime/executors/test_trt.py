@@ -33,6 +33,7 @@ from spark_engine.runtime.executors import trt as runtime_half
 from spark_engine.runtime.executors.ort import random_step
 from tests.checkpoints import write_checkpoint
 from tests.runtime import fake_trt
+from tests.runtime.engine.drive import said
 from tests.runtime.fake_gpu import FakeGpu
 
 SIZES = Options(target=RTX, decode=(1, 2), prefill=(64,), max_seqs=2, max_context=256)
@@ -55,15 +56,8 @@ def tokens(folder: Path) -> list[list[int]]:
     """An engine's greedy tokens for the prompts."""
     engine = Engine(load(folder, threads=1))
     try:
-        for number, prompt in enumerate(PROMPTS):
-            greedy = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
-            engine.add(number, Request(tuple(prompt), greedy))
-        tokens: list[list[int]] = [[] for _ in PROMPTS]
-        while not engine.idle:
-            for event in engine.step():
-                if event.token is not None:
-                    tokens[event.request_id].append(event.token)
-        return tokens
+        greedy = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
+        return said(engine, *(Request(tuple(prompt), greedy) for prompt in PROMPTS))
     finally:
         engine.close()
 

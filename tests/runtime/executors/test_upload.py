@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,20 @@ from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
 CHUNK = 1000
 
 
+@pytest.fixture
+def gpu() -> FakeGpu:
+    return FakeGpu({})
+
+
+@pytest.fixture
+def resources(gpu: FakeGpu) -> Iterator[Any]:
+    """Of the GPU; in the end it holds nothing that the test has not freed."""
+    made = DeviceResources(gpu)  # type: ignore[arg-type]
+    yield made
+    made.close()
+    assert gpu.held == {**NOTHING, "contexts": 1}
+
+
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "PIECE", 64)
@@ -33,11 +48,10 @@ def write(folder: Path, size: int) -> tuple[Path, bytes]:
 @pytest.mark.parametrize("size", [1, 64, CHUNK, CHUNK + 1, 12 * CHUNK + 37])
 @pytest.mark.parametrize("lanes", [1, 5])
 def test_every_byte_arrives_and_every_chunk_is_hashed(
-    tmp_path: Path, size: int, lanes: int
+    tmp_path: Path, size: int, lanes: int, gpu: FakeGpu, resources: Any
 ) -> None:
     path, data = write(tmp_path, size)
-    gpu, found = FakeGpu({}), dict[int, str]()
-    resources = DeviceResources(gpu)  # type: ignore[arg-type]
+    found = dict[int, str]()
     address = upload.Upload(resources, path, CHUNK, found.__setitem__, lanes).wait()
     assert gpu.at(address, size).tobytes() == data
     chunks = [data[i : i + CHUNK] for i in range(0, size, CHUNK)]
@@ -45,10 +59,11 @@ def test_every_byte_arrives_and_every_chunk_is_hashed(
     assert gpu.held == {**NOTHING, "memory": 1, "contexts": 1}, "only the file is kept"
 
 
-def test_a_refused_chunk_ends_the_upload_and_frees_the_memory(tmp_path: Path) -> None:
+def test_a_refused_chunk_ends_the_upload_and_frees_the_memory(
+    tmp_path: Path, resources: Any
+) -> None:
     path, _ = write(tmp_path, 50 * CHUNK)
-    gpu, seen = FakeGpu({}), list[int]()
-    resources = DeviceResources(gpu)  # type: ignore[arg-type]
+    seen = list[int]()
 
     def check(index: int, digest: str) -> None:
         seen.append(index)
@@ -58,23 +73,21 @@ def test_a_refused_chunk_ends_the_upload_and_frees_the_memory(tmp_path: Path) ->
     with pytest.raises(EngineError, match="chunk 2"):
         upload.Upload(resources, path, CHUNK, check, 1).wait()
     assert seen == [0, 1, 2]
-    resources.close()
-    assert gpu.held == {**NOTHING, "contexts": 1}
 
 
-def test_a_file_that_shrinks_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_shrinks_is_refused(tmp_path: Path, resources: Any) -> None:
     path, data = write(tmp_path, 3 * CHUNK)
 
     def check(index: int, digest: str) -> None:
         path.write_bytes(data[:1500])
 
     with pytest.raises(EngineError, match="was truncated while it was read"):
-        upload.Upload(DeviceResources(FakeGpu({})), path, CHUNK, check, 1).wait()  # type: ignore[arg-type]
+        upload.Upload(resources, path, CHUNK, check, 1).wait()
 
 
 @pytest.mark.parametrize("pieces", [0, 3])
 def test_a_process_that_ends_early_is_an_error_and_not_a_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int, resources: Any
 ) -> None:
     path, _ = write(tmp_path, 3 * CHUNK)
     script = tmp_path / "dies.py"
@@ -83,30 +96,23 @@ def test_a_process_that_ends_early_is_an_error_and_not_a_wait(
         f"import os, sys; os.write(int(sys.argv[8]), {record!r} * {pieces}); os._exit(3)"
     )
     monkeypatch.setattr(read_process, "__file__", str(script))
-    gpu = FakeGpu({})
-    resources = DeviceResources(gpu)  # type: ignore[arg-type]
     with pytest.raises(EngineError, match=r"ended with code 3; start the engine again"):
         upload.Upload(resources, path, CHUNK, lambda index, digest: None).wait()
-    resources.close()
-    assert gpu.held == {**NOTHING, "contexts": 1}
 
 
-def test_the_process_ends_when_the_upload_is_given_up(tmp_path: Path) -> None:
+def test_the_process_ends_when_the_upload_is_given_up(tmp_path: Path, resources: Any) -> None:
     """Also while it waits for a free slot."""
     path, _ = write(tmp_path, 50 * CHUNK)
-    gpu, go = FakeGpu({}), threading.Event()
-    resources = DeviceResources(gpu)  # type: ignore[arg-type]
+    go = threading.Event()
     made = upload.Upload(resources, path, CHUNK, lambda index, digest: go.wait(20) and None, 2)
     threading.Timer(0.2, go.set).start()
     made.close()
     made.close()
     assert made._reader.returncode is not None
-    resources.close()
-    assert gpu.held == {**NOTHING, "contexts": 1}
 
 
 def test_the_process_ends_where_its_memory_cannot_be_page_locked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, resources: Any
 ) -> None:
     """It runs by then: page-locking takes as long as its start."""
     path, _ = write(tmp_path, 50 * CHUNK)
@@ -117,19 +123,16 @@ def test_the_process_ends_where_its_memory_cannot_be_page_locked(
         return started[-1]
 
     monkeypatch.setattr(upload.subprocess, "Popen", popen)
-    gpu = FakeGpu({}, fails=1)
-    resources = DeviceResources(gpu)  # type: ignore[arg-type]
+    gpu._fails = 1
     with pytest.raises(ExecutorError, match="register"):
         upload.Upload(resources, path, CHUNK, lambda index, digest: None)
     assert [one.returncode for one in started] == [-9]
-    resources.close()
-    assert gpu.held == {**NOTHING, "contexts": 1}
 
 
-def test_a_gpu_that_registers_no_memory_copies_from_pageable_memory(tmp_path: Path) -> None:
+def test_a_gpu_that_registers_no_memory_copies_from_pageable_memory(
+    tmp_path: Path, gpu: FakeGpu, resources: Any
+) -> None:
     path, data = write(tmp_path, 2 * CHUNK)
-    gpu = FakeGpu({})
     gpu.registers = False
-    resources = DeviceResources(gpu)  # type: ignore[arg-type]
     address = upload.Upload(resources, path, CHUNK, lambda index, digest: None).wait()
     assert gpu.at(address, len(data)).tobytes() == data and "register" not in gpu.calls

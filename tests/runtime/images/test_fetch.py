@@ -14,13 +14,6 @@ import pytest
 
 from spark_engine.errors import OptionError
 from spark_engine.runtime.images import fetch as module
-from spark_engine.runtime.images.fetch import (
-    Fetcher,
-    MediaDomain,
-    Streams,
-    is_public,
-    media_domains,
-)
 from spark_engine.runtime.images.sizes import BadImage
 from tests.certificates import needs_openssl, pair
 
@@ -41,7 +34,7 @@ class World:
     """A table of names, a server's answers by path, and what was asked of both."""
 
     def __init__(self) -> None:
-        self.names: dict[str, list[list[str]]] = {}
+        self.names: dict[str, list[list[str]]] = {"img.example": [[PUBLIC]]}
         self.answers: dict[str, bytes | Answer] = {}
         self.looked_up: list[str] = []
         self.connected: list[tuple[str, int, bool, str]] = []
@@ -59,7 +52,7 @@ class World:
 
     async def connect(
         self, address: str, port: int, tls: ssl.SSLContext | None, host: str
-    ) -> Streams:
+    ) -> module.Streams:
         self.connected.append((address, port, tls is not None, host))
         if address == SIXTH:
             raise OSError("no route")
@@ -85,11 +78,11 @@ class World:
 @asynccontextmanager
 async def _world(
     domains: Sequence[str], tls: ssl.SSLContext | None = None
-) -> AsyncIterator[tuple[World, Fetcher]]:
+) -> AsyncIterator[tuple[World, module.Fetcher]]:
     world = World()
     server = await asyncio.start_server(world.serve, "127.0.0.1", 0, ssl=tls)
     world.port = server.sockets[0].getsockname()[1]
-    fetcher = Fetcher(media_domains(domains), world.resolve, world.connect)
+    fetcher = module.Fetcher(module.media_domains(domains), world.resolve, world.connect)
     try:
         yield world, fetcher
     finally:
@@ -97,7 +90,7 @@ async def _world(
         server.close()
 
 
-async def _refused(fetcher: Fetcher, url: str) -> str:
+async def _refused(fetcher: module.Fetcher, url: str) -> str:
     with pytest.raises(BadImage) as caught:
         await fetcher.fetch(url)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
@@ -122,7 +115,7 @@ async def test_a_body_is_fetched_from_the_address_that_was_checked() -> None:
 
 async def test_redirects_are_followed_and_each_is_checked() -> None:
     async with _world(["img.example", "*.cdn.example"]) as (world, fetcher):
-        world.names |= {"img.example": [[PUBLIC]], "x.cdn.example": [[PUBLIC]]}
+        world.names["x.cdn.example"] = [[PUBLIC]]
         world.names["in.cdn.example"] = [["10.0.0.7"]]
         world.answers |= {
             "/1": _moved("//x.cdn.example/2", "301 Moved"),
@@ -201,8 +194,8 @@ def test_only_addresses_of_the_open_internet_are_public() -> None:
     198.18.0.1 224.0.0.1 240.0.0.1 255.255.255.255 ::1 :: fe80::1 fe80::1%eth0 fc00::1 fec0::1
     ff02::1 ::ffff:10.0.0.1 ::ffff:8.8.8.8 ::7f00:1 64:ff9b::7f00:1 64:ff9b::808:808
     2002:7f00:1::1 2001:0:1::1 2001:db8::1 0x7f.1 name"""
-    assert [address for address in inside.split() if is_public(address)] == []
-    assert is_public(PUBLIC) and is_public(SIXTH)
+    assert [address for address in inside.split() if module.is_public(address)] == []
+    assert module.is_public(PUBLIC) and module.is_public(SIXTH)
 
 
 async def test_a_body_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +208,6 @@ async def test_a_body_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPat
             await writer.drain()
 
     async with _world(["img.example"]) as (world, fetcher):
-        world.names["img.example"] = [[PUBLIC]]
         said = b"HTTP/1.1 200 OK\r\nContent-Length: 20001\r\n\r\n"
         world.answers |= {"/said": said, "/endless": endless}
         world.answers |= {"/fits": _reply(bytes(20_000))}
@@ -240,7 +232,6 @@ async def test_a_slow_host_is_left_at_the_deadline_however_often_it_sends(
             await asyncio.sleep(0.01)
 
     async with _world(["img.example"]) as (world, fetcher):
-        world.names["img.example"] = [[PUBLIC]]
         world.answers["/"] = drip
         start = time.monotonic()
         assert "was not fetched in 0.3 s" in await _refused(fetcher, "http://img.example/")
@@ -256,7 +247,6 @@ async def test_a_fetch_that_is_cancelled_closes_its_connection() -> None:
             asked.set()
             await writer.wait_closed()
 
-        world.names["img.example"] = [[PUBLIC]]
         world.answers["/"] = silent
         task = asyncio.create_task(fetcher.fetch("http://img.example/"))
         await asyncio.wait_for(asked.wait(), 10)
@@ -286,7 +276,6 @@ async def test_a_fetch_that_is_cancelled_closes_its_connection() -> None:
 )
 async def test_other_answers_are_refused(answer: bytes, words: str) -> None:
     async with _world(["img.example"]) as (world, fetcher):
-        world.names["img.example"] = [[PUBLIC]]
         world.answers["/"] = answer
         assert words in await _refused(fetcher, "http://img.example/")
 
@@ -297,7 +286,7 @@ async def test_https_checks_the_certificate_for_the_name(tmp_path: Path) -> None
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate, key)
     async with _world(["127.0.0.1", "img.example"], tls) as (world, fetcher):
-        world.names |= {"127.0.0.1": [[PUBLIC]], "img.example": [[PUBLIC]]}
+        world.names["127.0.0.1"] = [[PUBLIC]]
         world.answers["/"] = _reply(b"secret")
         assert "no valid certificate" in await _refused(fetcher, "https://127.0.0.1/")
         fetcher._tls.load_verify_locations(certificate)
@@ -307,19 +296,19 @@ async def test_https_checks_the_certificate_for_the_name(tmp_path: Path) -> None
 
 
 async def test_the_system_looks_names_up() -> None:
-    fetcher = Fetcher(media_domains(["localhost", "127.0.0.1"]))
+    fetcher = module.Fetcher(module.media_domains(["localhost", "127.0.0.1"]))
     assert "127.0.0.1" in await fetcher._look_up("127.0.0.1", 80)
     assert "no public address" in await _refused(fetcher, "http://127.0.0.1/")
     fetcher.close()
 
 
 def test_names_of_the_option_are_checked() -> None:
-    found = media_domains(["A.example, *.b.example:8443", "10.0.0.1"])
+    found = module.media_domains(["A.example, *.b.example:8443", "10.0.0.1"])
     assert found == (
-        MediaDomain("a.example", False, None),
-        MediaDomain("b.example", True, 8443),
-        MediaDomain("10.0.0.1", False, None),
+        module.MediaDomain("a.example", False, None),
+        module.MediaDomain("b.example", True, 8443),
+        module.MediaDomain("10.0.0.1", False, None),
     )
     for name in ("*", "http://a.example", "a.example/x", "", "a.example:0", "a.example:65536"):
         with pytest.raises(OptionError, match="--media-domains has "):
-            media_domains([name])
+            module.media_domains([name])

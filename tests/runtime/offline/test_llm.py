@@ -281,7 +281,7 @@ def test_an_engine_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
         LLM(tmp_path / "none")
     with pytest.raises(OptionError, match="cache_gib is -1; give GiB from 0"):
         LLM(tmp_path, cache_gib=-1)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before, "others' may end meanwhile"
     with pytest.raises(AttributeError, match="no attribute 'LLN'"):
         spark_engine.LLN  # noqa: B018
 

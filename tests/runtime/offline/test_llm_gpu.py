@@ -12,24 +12,18 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+from spark_engine import LLM, SamplingParams
+from spark_engine.builder.build import build
+from spark_engine.builder.plan.options import Options
+from spark_engine.engine_file import TOKENIZER
+from spark_engine.runtime.engine import request
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.text.tokenizer import Tokenizer
+from tests.device.on_gpu import HERE, on_gpu
+from tests.repository import ROOT
+from tests.runtime.engine.drive import said
 
-from spark_engine import LLM, SamplingParams  # noqa: E402
-from spark_engine.builder.build import build  # noqa: E402
-from spark_engine.builder.plan.options import Options  # noqa: E402
-from spark_engine.device.gpu import architecture  # noqa: E402
-from spark_engine.engine_file import TOKENIZER  # noqa: E402
-from spark_engine.runtime.engine import request  # noqa: E402
-from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
-from spark_engine.runtime.text.tokenizer import Tokenizer  # noqa: E402
-from tests.repository import ROOT  # noqa: E402
-
-HERE = architecture()
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(HERE is None, reason="needs a GPU with a target's name"),
-]
+pytestmark = on_gpu()
 TINY = ROOT / "models" / "tiny" / "checkpoint"
 PROMPTS = [f"Once upon a time there were {n} bears" for n in range(64)]
 # (temperature, seed), in turn
@@ -38,7 +32,6 @@ KINDS = [(0.0, 0), (0.8, 5), (1.3, 11)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    assert HERE is not None
     made = tmp_path_factory.mktemp("llm") / "engine"
     sizes = {"decode": (1, 8, 24), "prefill": (64, 256), "max_seqs": 24, "max_context": 1024}
     options = Options(target=HERE, timing=False, invariant=True, **sizes)  # type: ignore[arg-type]
@@ -51,19 +44,14 @@ def _alone(folder: Path) -> list[list[int]]:
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     engine = Engine.open(folder, EngineOptions(cache_bytes=0, max_waiting=len(PROMPTS)))
     try:
-        found: dict[int, list[int]] = {}
+        asked = []
         for n, prompt in enumerate(PROMPTS):
             temperature, seed = KINDS[n % len(KINDS)]
             params = request.SamplingParams(
                 temperature=temperature, seed=seed, max_tokens=24, ignore_eos=True
             )
-            ids = tuple(tokenizer.encode(prompt))
-            found[engine.submit(request.Request(ids, params))] = []
-        while not engine.idle:
-            for event in engine.step():
-                if event.token is not None:
-                    found[event.request_id].append(event.token)
-        return list(found.values())
+            asked.append(request.Request(tuple(tokenizer.encode(prompt)), params))
+        return said(engine, *asked)
     finally:
         engine.close()
 

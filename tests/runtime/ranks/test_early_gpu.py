@@ -6,21 +6,16 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+from spark_engine.builder.build import build
+from spark_engine.builder.native import backend
+from spark_engine.builder.plan.options import Options
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from tests.checkpoints import write_checkpoint
+from tests.device.on_gpu import HERE, on_gpu
+from tests.runtime.random_engines import heard
+from tests.runtime.ranks.test_ranks_gpu import CONFIG, TWO, crowd, serve
 
-from spark_engine.builder.build import build  # noqa: E402
-from spark_engine.builder.native import backend  # noqa: E402
-from spark_engine.builder.plan.options import Options  # noqa: E402
-from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
-from tests.checkpoints import write_checkpoint  # noqa: E402
-from tests.runtime.random_engines import heard  # noqa: E402
-from tests.runtime.ranks.test_ranks_gpu import CONFIG, HERE, TWO, crowd, serve  # noqa: E402
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(HERE is None, reason="needs a GPU with a target's name"),
-]
+pytestmark = on_gpu(300)
 LAYERS = ["linear_attention", "full_attention"] * 4
 
 
@@ -31,7 +26,6 @@ def test_early_launches_say_what_waiting_ones_say(
 ) -> None:
     """One request alone, where launches are shortest, and many at once; on one rank with rounds of
     drafts."""
-    assert HERE is not None
     config = CONFIG | {
         "num_hidden_layers": 8,
         "layer_types": LAYERS,

@@ -13,13 +13,7 @@ from spark_engine.runtime.cli import rank_process
 from spark_engine.runtime.ranks.channel import HEAD, INLINE, read_answer
 from spark_engine.runtime.ranks.messages import ANSWER, RankFailed
 from spark_engine.runtime.ranks.spawn import RankChannels, RankSpec
-
-
-class NoCalls:
-    """A communicator without calls."""
-
-    def close(self) -> None:
-        pass
+from tests.runtime.ranks.test_group import NoCalls
 
 
 @pytest.mark.parametrize("more", [[], [1, None, True, {"new": 1}, "more", 2, 3, 4, 5]])

@@ -84,10 +84,23 @@ class Looks:
 
 
 @contextmanager
-def lone(processes: dict[int, subprocess.Popen[bytes]]) -> Iterator[RankGroup]:
+def pair(
+    processes: dict[int, subprocess.Popen[bytes]] | None = None,
+) -> Iterator[tuple[RankGroup, socket.socket]]:
+    """A group of two, and the end of rank 1."""
     mine, theirs = socket.socketpair()
-    with theirs, closing(RankGroup(cast(Any, NoCalls()), {1: mine}, processes)) as group:
-        yield group
+    comm = cast(Any, NoCalls())
+    with theirs, closing(RankGroup(comm, {1: mine}, processes or {})) as group:
+        yield group, theirs
+
+
+def fast(monkeypatch: pytest.MonkeyPatch, **limits: float) -> Exits:
+    """Looks often, within these limits; records what would end this process."""
+    ended = Exits()
+    for name, seconds in {"TICK_S": 0.02, **limits}.items():
+        monkeypatch.setattr(module, name, seconds)
+    monkeypatch.setattr(os, "_exit", ended)
+    return ended
 
 
 def say(end: socket.socket, answer: Answer) -> None:
@@ -166,12 +179,8 @@ def test_rank_0_leaves_a_step_that_hangs_before_the_watchdog_ends_it(
 ) -> None:
     """The watchdog's end would name no rank."""
     assert module.DEVICE_S + module.GRACE_S + 2 * module.TICK_S < WATCHDOG_S
-    ended = Exits()
-    monkeypatch.setattr(module, "DEVICE_S", 0.2)
-    monkeypatch.setattr(module, "GRACE_S", 0.2)
-    monkeypatch.setattr(module, "TICK_S", 0.02)
-    monkeypatch.setattr(os, "_exit", ended)
-    with lone({}) as group:
+    ended = fast(monkeypatch, DEVICE_S=0.2, GRACE_S=0.2)
+    with pair() as (group, _):
         group.waiting(True)
         assert ended.came.wait(SOON_S)
         group.waiting(False)
@@ -182,12 +191,8 @@ def test_rank_0_leaves_an_opening_that_cannot_end(monkeypatch: pytest.MonkeyPatc
     """For example a library call that waits for a failed rank; rank 0 waits for nothing once all
     are open.
     """
-    ended, looks = Exits(), Looks(monkeypatch)
-    monkeypatch.setattr(module, "OPENING_S", 0.1)
-    monkeypatch.setattr(module, "TICK_S", 0.02)
-    monkeypatch.setattr(os, "_exit", ended)
-    mine, theirs = socket.socketpair()
-    with closing(RankGroup(cast(Any, NoCalls()), {1: mine}, {})) as group:
+    ended, looks = fast(monkeypatch, OPENING_S=0.1), Looks(monkeypatch)
+    with pair() as (group, theirs):
         group.begin(BEGIN, device=True)
         theirs.close()
         assert ended.came.wait(SOON_S)
@@ -204,12 +209,8 @@ def test_an_opening_that_is_slow_and_hangs_nowhere_ends_with_the_ranks_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Exit code 70 is for a hang on a device; here no device waits for the failed rank."""
-    ended, looks = Exits(), Looks(monkeypatch)
-    monkeypatch.setattr(module, "OPENING_S", 0.0)
-    monkeypatch.setattr(module, "TICK_S", 0.02)
-    monkeypatch.setattr(os, "_exit", ended)
-    mine, theirs = socket.socketpair()
-    with theirs, closing(RankGroup(cast(Any, NoCalls()), {1: mine}, {})) as group:
+    ended, looks = fast(monkeypatch, OPENING_S=0.0), Looks(monkeypatch)
+    with pair() as (group, theirs):
         group.begin(BEGIN, device=False)
         say(theirs, RankFailed("too little memory", True, True))
         with group._changed:
@@ -278,7 +279,7 @@ def test_a_rank_that_is_not_ready_yet_is_not_waited_for(
     monkeypatch.setattr(module, "EXIT_S", SOON_S)
     command = [sys.executable, "-Ic", f"import time; time.sleep({0.5 if ready else 30})"]
     process = subprocess.Popen(command)
-    with lone({1: process}) as group:
+    with pair({1: process}) as (group, _):
         if ready:
             group._opened.add(1)
     assert process.returncode == (0 if ready else -9)
@@ -298,7 +299,7 @@ def test_ranks_are_asked_to_close_before_rank_0_closes_its_part() -> None:
     limits = Limits(1, 64, 1, 11, page_size=64, bias_slots=1, top_logprobs=1)
     Loaded(limits, (), (), (), {("decode", 1): part}, group=part).close()
     assert done == ["leave", "close", "close"]
-    with lone({}) as group:
+    with pair() as (group, _):
         (control,) = group._controls.values()
         group._opened.add(1)
         group.leave()

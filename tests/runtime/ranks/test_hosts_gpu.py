@@ -17,26 +17,21 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+from spark_engine.builder.build import build
+from spark_engine.errors import ExecutorError
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.ranks.spawn import RankSpec, start_rank
+from tests.checkpoints import write_checkpoint
+from tests.device.on_gpu import on_gpu
+from tests.ports import free_port
+from tests.runtime import small_tokenizer
+from tests.runtime.random_engines import heard
+from tests.runtime.ranks.test_rank_processes import gone
+from tests.runtime.ranks.test_rank_server import lose_and_come_back
+from tests.runtime.ranks.test_ranks_gpu import CONFIG, OPTIONS, crowd, serve
 
-from spark_engine.builder.build import build  # noqa: E402
-from spark_engine.device.gpu import architecture, count  # noqa: E402
-from spark_engine.errors import ExecutorError  # noqa: E402
-from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
-from spark_engine.runtime.ranks.spawn import RankSpec, start_rank  # noqa: E402
-from tests.checkpoints import write_checkpoint  # noqa: E402
-from tests.ports import free_port  # noqa: E402
-from tests.runtime import small_tokenizer  # noqa: E402
-from tests.runtime.random_engines import heard  # noqa: E402
-from tests.runtime.ranks.test_rank_processes import gone  # noqa: E402
-from tests.runtime.ranks.test_rank_server import lose_and_come_back  # noqa: E402
-from tests.runtime.ranks.test_ranks_gpu import CONFIG, OPTIONS, crowd, serve  # noqa: E402
-
-HERE, GPUS = architecture(), count()
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(HERE is None or GPUS < 2, reason="needs two GPUs of a target"),
+    *on_gpu(gpus=2),
     pytest.mark.skipif(find_spec("nccl") is None, reason="needs the extra `nccl`"),
 ]
 SOCKETS = {  # disables NVLink, shared host memory and multicast
@@ -60,7 +55,6 @@ def sockets() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     """An invariant engine of two ranks, on one host and across hosts."""
-    assert HERE is not None
     base = tmp_path_factory.mktemp("hosts")
     write_checkpoint(base / "checkpoint", CONFIG, "nvfp4", moe=True)
     small_tokenizer.write(base / "checkpoint")
@@ -137,5 +131,5 @@ def test_a_lost_rank_is_named_and_the_group_ends(engines: dict[bool, Path]) -> N
     assert gone(pids.values())
 
 
-def test_two_hosts_serve_and_one_comes_back(engines: dict[bool, Path]) -> None:
-    lose_and_come_back(engines[True], "--device", "1")
+def test_two_hosts_serve_and_one_comes_back(engines: dict[bool, Path], tmp_path: Path) -> None:
+    lose_and_come_back(engines[True], tmp_path, "--device", "1")

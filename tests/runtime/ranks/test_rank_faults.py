@@ -308,7 +308,6 @@ def test_any_of_four_at_any_step(seed: int, four: Path, tmp_path: Path) -> None:
 def test_a_first_start_that_loses_a_rank_says_so_and_leaves_nothing(
     point: str, four: Path, tmp_path: Path
 ) -> None:
-    """The server does not start."""
     Faults(tmp_path).order([Fault(point, (1, 3), KILL, after=False)])
 
     async def use(server: Running) -> None:
@@ -367,7 +366,6 @@ def serving_rank(engine: Path, hosts: str, rank: int = 1) -> Iterator[int]:
 def test_peers_on_other_hosts_are_lost_at_any_step(
     ranks: int, pair: Path, four: Path, tmp_path: Path
 ) -> None:
-    """Their processes are stopped or killed."""
     names, engine = ",".join(["127.0.0.1"] * (ranks - 1)), pair if ranks == 2 else four
     names = f"127.0.0.1:{free_port()},{names}"
     with ExitStack() as others:

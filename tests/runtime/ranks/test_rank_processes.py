@@ -28,6 +28,7 @@ from spark_engine.runtime.ranks.spawn import RankSpec, start_rank
 from tests.checkpoints import write_checkpoint
 from tests.models.drafters import write_drafter
 from tests.ports import free_port
+from tests.runtime.engine import drive
 from tests.runtime.engine.invariants import check_idle
 from tests.solo import Solo
 
@@ -135,11 +136,7 @@ def requests() -> list[Request]:
 
 
 def drain(engine: Engine, asked: list[Request]) -> dict[int, list[int | None]]:
-    said: dict[int, list[int | None]] = {engine.submit(one): [] for one in asked}
-    while not engine.idle:
-        for event in engine.step():
-            said.setdefault(event.request_id, []).append(event.token)
-    return said
+    return {n: [e.token for e in events] for n, events in drive.drain(engine, *asked).items()}
 
 
 def test_a_rank_that_hangs_while_it_opens_its_part_is_named(

@@ -1,24 +1,23 @@
 """A server with an engine of two ranks: one is killed or hangs, and the group restarts."""
 
-import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
+import httpx
 import pytest
 
 from tests.checkpoints import write_checkpoint
 from tests.ports import free_port
 from tests.runtime import small_tokenizer
 from tests.runtime.ranks.test_rank_processes import AT_LENGTH, SERVED, SHALLOW, gone, make
+from tests.soak.attacks.processes import SERVER, How, Server, family, runs, server
 
 BODY = {"prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+RANK = "spark_engine.runtime.cli.rank_process"
 
 
 @pytest.fixture(scope="module")
@@ -29,90 +28,48 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(folder, 2, SERVED)
 
 
-class Server:
-    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
-        self.process, self.at = process, f"http://127.0.0.1:{port}"
-
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
-        data = None if body is None else json.dumps(body).encode()
-        asked = Request(self.at + path, data, {"Content-Type": "application/json"})
-        try:
-            with urlopen(asked, timeout=90) as answer:
-                return answer.status, answer.read().decode()
-        except HTTPError as error:
-            return error.code, error.read().decode()
-        except (URLError, ConnectionError) as error:
-            return 0, str(error)
-
-    def until(self, status: int, within_s: float) -> float:
-        """Seconds until /health has this status."""
-        start = time.monotonic()
-        while self.ask("/health")[0] != status:
-            assert time.monotonic() - start < within_s, self.ask("/health")
-            time.sleep(0.02)
-        return time.monotonic() - start
-
-    def others(self) -> list[int]:
-        found = []
-        for child in _children(self.process.pid):
-            found += [pid for pid in (child, *_children(child)) if _is_rank(pid)]
-        return found
+def ask(found: Server, **more: Any) -> httpx.Response:
+    return httpx.post(f"{found.url}/v1/completions", json={**BODY, **more}, timeout=90)
 
 
-def _children(pid: int) -> list[int]:
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(word) for word in path.read_text().split()] if path.exists() else []
+def said(found: Server) -> str:
+    answer = ask(found)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["text"])
 
 
-def _is_rank(pid: int) -> bool:
-    try:
-        return b"rank_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+def until(found: Server, healthy: bool, within_s: float) -> None:
+    end = time.monotonic() + within_s
+    while found.is_healthy() != healthy:
+        assert time.monotonic() < end, found.log.read_text()[-2000:]
+        time.sleep(0.02)
 
 
-@contextmanager
-def served(engine: Path, *options: str) -> Iterator[Server]:
-    port = free_port()
-    module = "spark_engine.runtime.cli.spark_run"
-    command = [sys.executable, "-m", module, str(engine), "--serve", "--port", str(port)]
-    process = subprocess.Popen([*command, *options], stdin=subprocess.DEVNULL, text=True)
-    server = Server(process, port)
-    try:
-        server.until(200, 120)
-        yield server
-    finally:
-        others = server.others()
-        process.terminate()
-        assert process.wait(60) == 0
-        assert gone(others)
+def ranks_below(pid: int) -> list[int]:
+    return [one for one in family(pid)[1:] if runs(one, RANK)]
 
 
-def said(server: Server) -> str:
-    status, text = server.ask("/v1/completions", BODY)
-    assert status == 200, text
-    return str(json.loads(text)["choices"][0]["text"])
-
-
-def lose_and_come_back(engine: Path, *device: str) -> None:
+def lose_and_come_back(engine: Path, folder: Path, *device: str) -> None:
     """A rank is killed while no request runs, and again in the middle of an answer; `device`:
-    options of the second host."""
+    options of the second host. `folder`: of the first host's log."""
     hosts = f"127.0.0.1:{free_port()},127.0.0.1"
-    module = "spark_engine.runtime.cli.spark_run"
-    command = [sys.executable, "-m", module, str(engine), "--serve", "--tp", "2"]
+    command = [sys.executable, "-m", SERVER, str(engine), "--serve", "--tp", "2"]
     other = subprocess.Popen([*command, "--hosts", hosts, "--rank", "1", *device])
     try:
-        with served(engine, "--hosts", hosts) as server:
-            first = said(server)
+        with server(folder, How((str(engine), "--hosts", hosts))) as found:
+            first = said(found)
             for busy in (False, True):
-                (rank,) = [pid for pid in _children(other.pid) if _is_rank(pid)]
+                (rank,) = ranks_below(other.pid)
                 subprocess.Popen(["sh", "-c", f"sleep 0.1; kill -KILL {rank}"])
                 if busy:
-                    server.ask("/v1/completions", {**BODY, "max_tokens": 300})
-                server.until(503, 30)
+                    with suppress(httpx.HTTPError):
+                        ask(found, max_tokens=300)
+                until(found, False, 30)
                 assert gone([rank])
-                server.until(200, 120)
-                assert said(server) == first
+                until(found, True, 120)
+                assert said(found) == first
+            left = family(found.pid)
+            assert found.stop() == 0 and gone(left)
         other.terminate()
         assert other.wait(60) == 0
     finally:
@@ -121,5 +78,5 @@ def lose_and_come_back(engine: Path, *device: str) -> None:
 
 
 @AT_LENGTH
-def test_two_hosts_serve_and_one_comes_back(engine: Path) -> None:
-    lose_and_come_back(engine)
+def test_two_hosts_serve_and_one_comes_back(engine: Path, tmp_path: Path) -> None:
+    lose_and_come_back(engine, tmp_path)

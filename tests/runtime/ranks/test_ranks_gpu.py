@@ -12,26 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+from spark_engine.builder.build import build
+from spark_engine.builder.plan.options import Options
+from spark_engine.errors import CapacityError, ExecutorError
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.load import load
+from spark_engine.runtime.engine.request import Event, Request
+from tests.checkpoints import write_checkpoint
+from tests.device.on_gpu import GPUS, HERE, on_gpu
+from tests.runtime.engine.drive import drain
+from tests.runtime.engine.invariants import check_idle
+from tests.runtime.random_engines import heard, random_request
+from tests.runtime.ranks.test_rank_processes import gone, until_noticed
 
-from spark_engine.builder.build import build  # noqa: E402
-from spark_engine.builder.plan.options import Options  # noqa: E402
-from spark_engine.device.gpu import architecture, count  # noqa: E402
-from spark_engine.errors import CapacityError, ExecutorError  # noqa: E402
-from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
-from spark_engine.runtime.engine.load import load  # noqa: E402
-from spark_engine.runtime.engine.request import Event, Request  # noqa: E402
-from tests.checkpoints import write_checkpoint  # noqa: E402
-from tests.runtime.engine.invariants import check_idle  # noqa: E402
-from tests.runtime.random_engines import heard, random_request  # noqa: E402
-from tests.runtime.ranks.test_rank_processes import gone, until_noticed  # noqa: E402
-
-HERE, GPUS = architecture(), count()
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(HERE is None, reason="needs a GPU with a target's name"),
-]
+pytestmark = on_gpu(900)
 TWO = pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
 CONFIG = {
     "linear_num_value_heads": 32,  # so that each rank's projection has 16 rows
@@ -53,7 +47,6 @@ TOLERANCE = 0.05  # of a logprob, as two ranks round other partial sums to bf16
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """An invariant engine of one rank and of two ranks, with drafts."""
-    assert HERE is not None
     base = tmp_path_factory.mktemp("ranks")
     write_checkpoint(base / "checkpoint", CONFIG, "nvfp4", moe=True)
     made = {}
@@ -70,13 +63,9 @@ def crowd() -> list[Request]:
 
 
 def serve(engine: Engine, asked: list[Request]) -> list[list[Event]]:
-    ids = [engine.submit(one) for one in asked]
-    events: dict[int, list[Event]] = {i: [] for i in ids}
-    while not engine.idle:
-        for event in engine.step():
-            events[event.request_id].append(event)
+    events = drain(engine, *asked)
     check_idle(engine)
-    return [events[i] for i in ids]
+    return [*events.values()]
 
 
 @TWO

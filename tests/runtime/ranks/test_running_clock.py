@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
@@ -19,12 +18,11 @@ from spark_engine.errors import ExecutorError
 from spark_engine.runtime.ranks import channel, running_clock
 from spark_engine.runtime.ranks import group as module
 from spark_engine.runtime.ranks.channel import PacketRing, Sender, ring_bytes
-from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.runtime.ranks.links import Links
 from spark_engine.runtime.ranks.messages import Opened
 from spark_engine.runtime.ranks.running_clock import MOST_S, TICK_S, RunningClock
 from tests.checkpoints import write_checkpoint
-from tests.runtime.ranks.test_group import BEGIN, NoCalls, say
+from tests.runtime.ranks.test_group import BEGIN, fast, pair, say
 from tests.runtime.ranks.test_rank_processes import AT_LENGTH, SERVED, SHALLOW, gone, make
 
 STOP_S = 1000.0
@@ -68,13 +66,8 @@ def test_a_step_that_waited_while_rank_0_was_stopped_does_not_hang(
     clock: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank 0 that is stopped while it leaves such a step is not ended either; a real hang is."""
-    ended: list[int] = []
-    monkeypatch.setattr(os, "_exit", ended.append)
-    monkeypatch.setattr(module, "TICK_S", 0.02)
-    monkeypatch.setattr(module, "DEVICE_S", LONG_S)
-    monkeypatch.setattr(module, "GRACE_S", LONG_S)
-    mine, theirs = socket.socketpair()
-    with theirs, closing(RankGroup(cast(Any, NoCalls()), {1: mine}, {})) as group:
+    ended = fast(monkeypatch, DEVICE_S=LONG_S, GRACE_S=LONG_S).codes
+    with pair() as (group, _):
         group.waiting(True)
         for _ in range(3):
             clock.jump()
@@ -94,8 +87,7 @@ def test_an_opening_continues_after_rank_0_was_stopped(
     clock: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "QUIET_S", LONG_S)
-    mine, theirs = socket.socketpair()
-    with theirs, closing(RankGroup(cast(Any, NoCalls()), {1: mine}, {})) as group:
+    with pair() as (group, theirs):
         group.begin(BEGIN, device=False)
         with ThreadPoolExecutor(1) as pool:
             opened = pool.submit(group.all_open)
@@ -135,7 +127,6 @@ def test_a_call_continues_where_the_others_were_stopped_too(clock: Time) -> None
 def test_plans_continue_where_their_reader_was_stopped_too(
     clock: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through the socket, and through the ring."""
     monkeypatch.setattr(channel, "RING_BYTES", 1 << 16)
     memory = os.memfd_create("ring")
     os.ftruncate(memory, ring_bytes(2))

@@ -19,9 +19,9 @@ import pytest
 from spark_engine.runtime.replicas.server_process import ServerProcess
 from spark_engine.runtime.server.process.options import ServerOptions
 from tests import patient
-from tests.ports import free_port
 from tests.repository import ROOT
-from tests.soak.replicas import CLIENTS, COMMAND, Soak, listener
+from tests.soak.attacks.processes import FRONT, How, server
+from tests.soak.replicas import CLIENTS, Soak, listener
 
 HOST, REPLICAS, START_S, LOAD_S = "127.0.0.1", 2, 180.0, 150.0
 
@@ -47,21 +47,6 @@ def servers(engine: Path) -> Iterator[list[str]]:
     finally:
         for child in children:
             child.stop(5.0)
-
-
-@contextmanager
-def front(urls: list[str]) -> Iterator[str]:
-    """The address of a front for them, once both are up."""
-    port = free_port()
-    with subprocess.Popen([*COMMAND, "front", *urls, "--port", str(port)]) as process:
-        try:
-            end = time.monotonic() + START_S
-            while sum(row["up"] for row in rows(f"http://{HOST}:{port}")) < len(urls):
-                assert process.poll() is None and time.monotonic() < end
-                time.sleep(0.1)
-            yield f"http://{HOST}:{port}"
-        finally:
-            process.terminate()
 
 
 def rows(url: str) -> list[dict[str, int]]:
@@ -109,7 +94,11 @@ async def trial(soak: Soak, processes: dict[str, int]) -> None:
 def test_of_a_killed_replica_only_what_it_was_answering_is_lost(
     engine: Path, tmp_path: Path
 ) -> None:
-    with servers(engine) as urls, front(urls) as url:
+    with servers(engine) as urls, server(tmp_path, How((*urls,), module=FRONT)) as front:
+        url, end = front.url, time.monotonic() + START_S
+        while sum(row["up"] for row in rows(url)) < len(urls):
+            assert time.monotonic() < end
+            time.sleep(0.1)
         soak = Soak(tmp_path, REPLICAS)
         soak.url = url
         asyncio.run(trial(soak, {url: listener(url) for url in urls}))

@@ -10,10 +10,20 @@ PATTERNS = ("^[a-z]{2,4}$", "x|y", "^(on|off)$", r"\d\d", "[^a]b$")
 FORMATS = ("date", "ipv4", "uuid", "email")
 
 
+def _closed(rows: Schema, required: list[str]) -> Schema:
+    kept = {"type": "object", "properties": rows, "required": required}
+    return {**kept, "additionalProperties": False}
+
+
+NEXT = {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}
+NODE = _closed({"value": {"type": "integer"}, "next": NEXT}, ["value"])
+DEFINITIONS = {"node": NODE, "short": {"type": "string", "maxLength": 3}}
+
+
 def draw(seed: int) -> Schema:
     rng = random.Random(seed)
     schema = _object(rng, 3) if rng.random() < 0.7 else _any(rng, 3)
-    return {**schema, "$defs": {"node": _node(), "short": {"type": "string", "maxLength": 3}}}
+    return {**schema, "$defs": DEFINITIONS}
 
 
 def draw_parameters(seed: int) -> Schema:
@@ -22,26 +32,7 @@ def draw_parameters(seed: int) -> Schema:
     names = rng.sample([n for n in NAMES if "<" not in n], rng.randint(1, 4))
     rows = {name: _any(rng, 2) for name in names}
     required = [name for name in names if rng.random() < 0.6]
-    return {
-        "type": "object",
-        "properties": rows,
-        "required": required,
-        "additionalProperties": False,
-        "$defs": {"node": _node(), "short": {"type": "string", "maxLength": 3}},
-    }
-
-
-def _node() -> Schema:
-    rows = {"value": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, _NULL]}}
-    return {
-        "type": "object",
-        "properties": rows,
-        "required": ["value"],
-        "additionalProperties": False,
-    }
-
-
-_NULL = {"type": "null"}
+    return {**_closed(rows, required), "$defs": DEFINITIONS}
 
 
 def _any(rng: random.Random, depth: int) -> Schema:

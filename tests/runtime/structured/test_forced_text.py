@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +11,16 @@ import pytest
 
 from spark_engine.runtime.structured.matcher import Grammars, _Tokens
 from spark_engine.runtime.text.tokenizer import Tokenizer
-from tests.runtime.structured.grammar_walks import VOCAB, grammars, spec, tokenizer
-from tests.runtime.structured.test_tool_calls import XML, _read, _tool
+from tests.runtime.structured.grammar_walks import (
+    VOCAB,
+    XML,
+    grammars,
+    only,
+    read,
+    spec,
+    tokenizer,
+    tool,
+)
 
 MARKS = (
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_start|>", "<|im_end|>"),
@@ -83,20 +92,14 @@ def test_every_form_writes_a_mark(mark: str) -> None:
     text = f"a {mark} b"
 
     def one(**fields: Any) -> str:
-        made = spec(**fields)
-        assert made is not None
-        ids = forced(tokenizer(), grammars(), made.grammar)
+        ids = forced(tokenizer(), grammars(), spec(**fields).grammar)
         return tokenizer().decode(ids, skip_special=False)
 
-    closed = {"additionalProperties": False}
     tight = {"disable_any_whitespace": True}
     for schema, want in (
         ({"enum": [text]}, text),
         ({"const": {"k": [text]}}, {"k": [text]}),
-        (
-            {"type": "object", "properties": {text: {"const": 1}}, "required": [text], **closed},
-            {text: 1},
-        ),
+        ({**only({"const": 1}, text), "additionalProperties": False}, {text: 1}),
     ):
         assert json.loads(one(structured_outputs={"json": schema, **tight})) == want
     assert one(guided_choice=[text]) == text
@@ -107,24 +110,19 @@ def test_every_form_writes_a_mark(mark: str) -> None:
 
 @pytest.mark.parametrize("mark", MARKS)
 def test_a_parameter_with_a_mark_is_read_back(mark: str) -> None:
-    """As a raw string, and inside JSON."""
     for schema, want in (
         ({"const": f"a {mark}\nb"}, f"a {mark}\nb"),
         ({"enum": [mark]}, mark),
         ({"type": "array", "const": [mark, {mark: mark}]}, [mark, {mark: mark}]),
     ):
-        rows = {"type": "object", "properties": {"s": schema}, "required": ["s"]}
-        tools = [_tool("go", rows)]
+        tools = [tool("go", only(schema, "s"))]
         made = spec(tools, "required", XML, parallel=False)
-        assert made is not None
         ids = forced(tokenizer(), grammars(), made.grammar, blanks=9)
-        assert _read(ids, tools, XML) == ("", [("go", {"s": want})])
+        assert read(ids, tools) == ("", [("go", {"s": want})])
 
 
 def test_a_long_forced_text_takes_little_time_a_step() -> None:
     """llguidance asks for all forced text at every step."""
-    import time
-
     words = "a word of a text. " * 5000
     matcher, row = grammars()(f"start: {json.dumps(words)}"), np.zeros(VOCAB // 32 + 1, np.uint32)
     matcher.fill(row)

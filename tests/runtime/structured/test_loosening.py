@@ -17,8 +17,18 @@ from pydantic import AnyUrl, BaseModel, Field, SecretStr
 from spark_engine.errors import RequestError
 from spark_engine.runtime.structured import matcher, schema_errors
 from spark_engine.runtime.text.reply_formats import Formats
-from tests.runtime.structured.grammar_walks import spec, text, walk
-from tests.runtime.structured.test_tool_calls import HERMES, XML, _read, _tool
+from tests.runtime.structured.grammar_walks import (
+    HERMES,
+    XML,
+    answers,
+    form,
+    given,
+    only,
+    read,
+    spec,
+    text,
+    tool,
+)
 
 PARAMETERS = "tools[0].function.parameters"
 AHEAD, BACK = "^(?!x)[0-9.]+$", r"^(a|b)\1$"
@@ -76,28 +86,23 @@ def _object(row: Any, **more: Any) -> dict[str, Any]:
     return {"type": "object", "properties": rows, **closed, **more}
 
 
-def _form(schema: Any, **more: Any) -> dict[str, Any]:
-    inner = {"name": "x", "schema": schema, **more}
-    return {"response_format": {"type": "json_schema", "json_schema": inner}}
-
-
 def _asked(schema: Any, strict: bool) -> list[tuple[str, dict[str, Any]]]:
     """(place of the schema, fields), for every field that has one."""
-    tools = [_tool("pay", schema, strict)]
+    tools = [tool("pay", schema, strict)]
     named = {"type": "function", "function": {"name": "pay"}}
     return [
-        ("response_format.json_schema.schema", _form(schema, strict=strict)),
+        ("response_format.json_schema.schema", form(schema, strict=strict)),
         (PARAMETERS, {"tools": tools, "choice": "required"}),
         (PARAMETERS, {"tools": tools, "choice": named, "formats": HERMES}),
         (PARAMETERS, {"tools": tools, "response_format": {"type": "json_object"}}),
-        (PARAMETERS, {"tools": [*tools, _tool("other")], **_form({"type": "integer"})}),
+        (PARAMETERS, {"tools": [*tools, tool("other")], **form({"type": "integer"})}),
     ]
 
 
 @pytest.mark.parametrize(("row", "below"), BINDING, ids=lambda value: str(value)[:60])
 def test_a_binding_keyword_is_let_go_or_named_with_its_place(row: Any, below: str) -> None:
-    for place, fields in _asked(_object(row), strict=False)[:4]:
-        assert spec(**fields) is not None, place
+    for _, fields in _asked(_object(row), strict=False)[:4]:
+        spec(**fields)
     for place, fields in _asked(_object(row), strict=True):
         with pytest.raises(RequestError) as caught:
             spec(**fields)
@@ -108,14 +113,15 @@ def test_a_binding_keyword_is_let_go_or_named_with_its_place(row: Any, below: st
 @pytest.mark.parametrize("row", FREE, ids=lambda value: str(value)[:60])
 def test_what_says_nothing_is_taken_in_strict_schemas_too(row: Any) -> None:
     for _, fields in _asked(_object(row), strict=True):
-        assert spec(**fields) is not None
+        spec(**fields)
 
 
 def test_strict_is_false_unless_it_is_said() -> None:
     schema = _object({"type": "string", "pattern": AHEAD})
-    assert spec(**_form(schema)) is not None and spec(**_form(schema, strict=None)) is not None
+    spec(**form(schema))
+    spec(**form(schema, strict=None))
     tool = {"type": "function", "function": {"name": "pay", "parameters": schema}}
-    assert spec([tool], "required") is not None
+    spec([tool], "required")
     for kept in ("guided_json", "structured_outputs"):  # vLLM's fields are always strict
         with pytest.raises(RequestError, match="properties.price.pattern"):
             spec(**{kept: schema if kept == "guided_json" else {"json": schema}})
@@ -123,7 +129,6 @@ def test_strict_is_false_unless_it_is_said() -> None:
 
 @pytest.mark.parametrize(("row", "below"), BINDING, ids=lambda value: str(value)[:60])
 def test_all_else_is_still_enforced(row: Any, below: str) -> None:
-    """Also with removed keywords, and in referenced definitions."""
     schema = _object(row, **{"$defs": {"own": row}})
     schema["properties"]["again"] = {
         "type": "array",
@@ -131,33 +136,27 @@ def test_all_else_is_still_enforced(row: Any, below: str) -> None:
         "maxItems": 1,
     }
     schema["required"].append("again")
-    made, tool = spec(**_form(schema)), _tool("pay", schema, strict=False)
-    called = spec([tool], "required", XML, parallel=False)
-    assert made is not None and called is not None
+    pay = tool("pay", schema, strict=False)
+    called = spec([pay], "required", XML, parallel=False)
     loose = {"price": {}, "n": {"enum": [1, 2]}, "again": {"type": "array", "maxItems": 1}}
     check = Draft202012Validator({**schema, "properties": loose})
-    for seed in range(2):
-        ids, whole = walk(made.grammar, seed)
-        if whole:
-            check.validate(json.loads(text(ids)))
-        ids, whole = walk(called.grammar, seed)
-        if whole:
-            [(_, given)] = _read(ids, [tool], XML)[1]
-            check.validate(given)
+    for ids in answers(spec(**form(schema)).grammar, range(2)):
+        check.validate(json.loads(text(ids)))
+    for ids in answers(called.grammar, range(2)):
+        check.validate(given(ids, [pay]))
 
 
 def test_only_the_wrong_keyword_is_let_go() -> None:
     row = {"type": "string", "pattern": AHEAD, "maxLength": 3}
-    tools = [_tool("a", _object(row), False)]
-    for fields in (_form(_object(row)), {"tools": tools, "choice": "required"}):
-        made = spec(**fields)
-        assert made is not None
-        assert "?!" not in made.grammar
-        assert '"maxLength": 3' in made.grammar or ".{0,3}" in made.grammar
+    tools = [tool("a", _object(row), False)]
+    for fields in (form(_object(row)), {"tools": tools, "choice": "required"}):
+        grammar = spec(**fields).grammar
+        assert "?!" not in grammar
+        assert '"maxLength": 3' in grammar or ".{0,3}" in grammar
     both = {"type": "object", "patternProperties": {"^a": {"type": "integer"}, AHEAD: {}}}
-    made = spec(**_form({**both, "additionalProperties": False}))
-    assert made is not None and '"^a"' in made.grammar
-    assert '"additionalProperties"' not in made.grammar  # it would forbid too much
+    grammar = spec(**form({**both, "additionalProperties": False})).grammar
+    assert '"^a"' in grammar
+    assert '"additionalProperties"' not in grammar  # it would forbid too much
 
 
 def test_a_definition_is_named_where_it_is() -> None:
@@ -170,31 +169,24 @@ def test_a_definition_is_named_where_it_is() -> None:
     inner = _object({"type": "array", "items": {"$ref": "#/properties/n"}})
     inner["properties"]["n"] = {"type": "array", "uniqueItems": True}
     with pytest.raises(RequestError, match=r"parameters\.properties\.n\.uniqueItems"):
-        spec([_tool("a", inner)], "required")
+        spec([tool("a", inner)], "required")
 
 
 def test_references_of_every_form_are_followed() -> None:
-    references = tuple(
-        "#/$defs/a #/definitions/b #/properties/n #odd #/x/y~1z #/$defs/c%20d #".split()
-    )
     more: dict[str, Any] = {
         "$defs": {"a": {"const": 5}, "o": {"$anchor": "odd", "const": 6}, "c d": {"const": 7}},
         "definitions": {"b": {"const": 8}},
         "x": {"y/z": {"const": 9}},
     }
-    for reference in references:
-        row = {"type": "array", "items": {"$ref": reference}, "maxItems": 1, "minItems": 1}
-        if reference == "#":
-            row["minItems"] = 0
-        schema = _object(row, **more)
+    places = "#/$defs/a #/definitions/b #/properties/n #odd #/x/y~1z #/$defs/c%20d #"
+    for place in places.split():
+        row = {"type": "array", "items": {"$ref": place}, "maxItems": 1}
+        schema = _object({**row, "minItems": int(place != "#")}, **more)
         for _, fields in _asked(schema, strict=True)[:2]:
-            made = spec(**fields)
-            assert made is not None
-            ids, whole = walk(made.grammar, 1)
             tools = fields.get("tools", [])
-            if whole:
-                given = _read(ids, tools, XML)[1][0][1] if tools else json.loads(text(ids))
-                Draft202012Validator(schema).validate(given)
+            for ids in answers(spec(**fields).grammar, [1]):
+                found = read(ids, tools)[1][0][1] if tools else json.loads(text(ids))
+                Draft202012Validator(schema).validate(found)
 
 
 class _Kind(enum.Enum):
@@ -262,12 +254,7 @@ ZOD: dict[str, Any] = {
         "additionalProperties": {"type": "number"},
     },
     "tuple": {"type": "array", "prefixItems": [{"type": "string"}, {"type": "number"}]},
-    "intersection": {
-        "allOf": [
-            {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
-            {"type": "object", "properties": {"b": {"type": "number"}}, "required": ["b"]},
-        ]
-    },
+    "intersection": {"allOf": [only({"type": "string"}), only({"type": "number"}, "b")]},
     "int": {"type": "integer", "minimum": -9007199254740991, "maximum": 9007199254740991},
     "email": {"type": "string", "format": "email", "pattern": MAIL},
     "map": {"type": "object", "propertyNames": {"type": "string", "enum": ["a", "b"]}},
@@ -282,10 +269,10 @@ MODELS = {**PYDANTIC["properties"], **ZOD, "decimal before 2.14": OLD_DECIMAL}
 def test_schemas_of_pydantic_and_zod(name: str) -> None:
     schema = _object(MODELS[name], **{"$defs": PYDANTIC["$defs"]})
     for _, fields in _asked(schema, strict=False)[:3]:
-        assert spec(**fields) is not None
+        spec(**fields)
     for place, fields in _asked(schema, strict=True)[:3]:
         if name not in UNENFORCED:
-            assert spec(**fields) is not None
+            spec(**fields)
             continue
         with pytest.raises(RequestError) as caught:
             spec(**fields)
@@ -294,8 +281,9 @@ def test_schemas_of_pydantic_and_zod(name: str) -> None:
 
 @pytest.mark.parametrize("formats", [XML, HERMES])
 def test_the_whole_of_such_a_model(formats: Formats) -> None:
-    tools = [_tool("a", PYDANTIC, strict=False)]
-    assert spec(tools, "required", formats) is not None and spec(**_form(PYDANTIC)) is not None
+    tools = [tool("a", PYDANTIC, strict=False)]
+    spec(tools, "required", formats)
+    spec(**form(PYDANTIC))
 
 
 def test_malformed_schemas_of_tools_do_not_end_a_chat() -> None:
@@ -314,18 +302,18 @@ def test_malformed_schemas_of_tools_do_not_end_a_chat() -> None:
         True,
     ):
         for formats in (XML, HERMES):
-            assert spec([_tool("a", parameters, strict=False)], "required", formats) is not None
+            spec([tool("a", parameters, strict=False)], "required", formats)
 
 
 def test_looking_for_what_is_wrong_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {f"p{i}": {"type": "string", "pattern": f"(?=a){i}"} for i in range(500)}
-    tools = [_tool(f"t{i}", {"properties": rows}, strict=False) for i in range(3)]
+    tools = [tool(f"t{i}", {"properties": rows}, strict=False) for i in range(3)]
     monkeypatch.setattr(schema_errors, "TRIALS", 20)
     made: list[str] = []
     real = matcher._compile
     monkeypatch.setattr(matcher, "_compile", lambda t, g: made.append(g) or real(t, g))  # type: ignore[func-returns-value]
     found = spec(tools, "required")
-    assert found is not None and "<parameter=p499>" in found.grammar and len(made) < 26
+    assert "<parameter=p499>" in found.grammar and len(made) < 26
 
 
 def test_a_grammar_that_takes_too_long_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,27 +326,18 @@ def test_a_grammar_that_takes_too_long_is_not_searched(monkeypatch: pytest.Monke
     monkeypatch.setattr(matcher, "_compile", compiled)
     for strict, count in ((True, 1), (False, 2)):
         asked.clear()
+        tools = [tool("slow", {"properties": {"a": {"maxLength": 7 + strict}}}, strict)]
         with pytest.raises(RequestError, match="tools cannot be enforced: it did not compile"):
-            spec(
-                [_tool("slow", {"properties": {"a": {"maxLength": 7 + strict}}}, strict)],
-                "required",
-            )
+            spec(tools, "required")
         assert len(asked) == count
 
 
 def test_a_grammar_that_is_too_long_is_loosened_or_refused() -> None:
     big = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(800)}}
-    rows = {
-        f"q{i}": {"type": "array", "items": {"$ref": "#/$defs/big"}, "maxItems": i}
-        for i in range(20)
-    }
+    row = {"type": "array", "items": {"$ref": "#/$defs/big"}}
+    rows = {f"q{i}": {**row, "maxItems": i} for i in range(20)}
     schema = {"properties": rows, "$defs": {"big": big}}
-    with pytest.raises(
-        RequestError, match="tools cannot be enforced: it makes a grammar of more than"
-    ):
-        spec([_tool("a", schema)], "required")
-    made = spec([_tool("a", schema, strict=False)], "required")
-    assert made is not None and "<parameter=q19>" in made.grammar and '"array"' in made.grammar
-    many = [_tool(f"tool_{i}", {"properties": {f"a{i}": {}}}, strict=False) for i in range(2500)]
-    with pytest.raises(RequestError, match="tools cannot be enforced: it makes a grammar"):
-        spec(many, "required")
+    with pytest.raises(RequestError, match="cannot be enforced: it makes a grammar of more than"):
+        spec([tool("a", schema)], "required")
+    made = spec([tool("a", schema, strict=False)], "required")
+    assert "<parameter=q19>" in made.grammar and '"array"' in made.grammar

@@ -5,38 +5,29 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 
 from spark_engine.errors import CapacityError, InternalError, RequestError
 from spark_engine.runtime.structured import matcher
 from spark_engine.runtime.structured.matcher import Grammars
-from tests.runtime.structured.grammar_walks import VOCAB, grammars, tokenizer
+from tests.runtime.structured.grammar_walks import VOCAB, allowed, grammars, tokenizer
 
 YES = 'start: "yes" | "yesterday"'
 
 
-def _ids(words: Any) -> set[int]:
-    return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
-
-
 def test_a_mask_holds_the_tokens_that_may_follow_and_no_others() -> None:
-    tokens, row = tokenizer(), np.full(-(-VOCAB // 32), 0xFFFFFFFF, np.uint32)
-    assert grammars()('start: "there" | "a"').fill(row)
+    tokens = tokenizer()
     begins = {b"a", *("there"[:n].encode() for n in range(1, 6))}
     known = {i for i in range(len(tokens)) if tokens.token_bytes(i) in begins}
-    assert _ids(row) == known and len(known) > 2
+    assert allowed(grammars()('start: "there" | "a"')) == known and len(known) > 2
 
 
 def test_an_end_is_allowed_where_the_answer_may_end() -> None:
-    follows, row = grammars()(YES), np.zeros(-(-VOCAB // 32), np.uint32)
-    ends = set(grammars().ends)
+    follows, ends = grammars()(YES), set(grammars().ends)
     for token in tokenizer().encode("yes"):
-        follows.fill(row)
-        assert not _ids(row) & ends and not follows.accepting
+        assert not allowed(follows) & ends and not follows.accepting
         follows.advance(token)
-    follows.fill(row)
-    assert ends < _ids(row) and follows.accepting and not follows.done
+    assert ends < allowed(follows) and follows.accepting and not follows.done
     follows.advance(min(ends))
     assert follows.done
 
@@ -56,10 +47,9 @@ def test_a_token_that_is_not_allowed_is_our_bug() -> None:
 
 
 def test_marks_and_ends_are_no_text() -> None:
-    row = np.zeros(-(-VOCAB // 32), np.uint32)
-    grammars()("start: /(?s:.+)/").fill(row)
-    assert not _ids(row) & {*tokenizer().special, *tokenizer().marks, *grammars().ends}
-    assert len(_ids(row)) > 3000
+    found = allowed(grammars()("start: /(?s:.+)/"))
+    assert not found & {*tokenizer().special, *tokenizer().marks, *grammars().ends}
+    assert len(found) > 3000
 
 
 def test_sequences_of_one_grammar_do_not_share_a_place() -> None:
@@ -123,7 +113,6 @@ def test_a_compilation_has_so_much_time(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_concurrent_requests_share_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen concurrent requests; without sharing each would compile."""
     made: list[str] = []
     real = matcher._compile
     here = threading.Barrier(16)

@@ -8,9 +8,17 @@ from jsonschema import Draft202012Validator
 from spark_engine.errors import RequestError
 from spark_engine.runtime.structured.raw_values import FORMATS
 from spark_engine.runtime.structured.schemas import FORMATS as KNOWN
-from tests.runtime.structured.grammar_walks import grammars, spec, tokenizer, walk
+from tests.runtime.structured.grammar_walks import (
+    answers,
+    given,
+    grammars,
+    only,
+    read,
+    spec,
+    tokenizer,
+    tool,
+)
 from tests.runtime.structured.test_forced_text import forced
-from tests.runtime.structured.test_tool_calls import XML, Call, _read, _tool
 
 HEAD = "<tool_call>\n<function=write>\n<parameter=path>\n"
 END = "\n</parameter>\n</function>\n</tool_call>"
@@ -30,10 +38,20 @@ def _takes(grammar: str, text: str) -> bool:
     return follows._matcher.validate_tokens([*ids, tokenizer().encode(end)[0]]) == len(ids) + 1
 
 
-def _said(text: str, tools: list[Any]) -> list[Call]:
-    return _read(tokenizer().encode(text), tools, XML)[1]
+def _grammar(schema: Any, strict: bool = True) -> str:
+    """Of one call of a tool with these parameters."""
+    return spec([tool("write", schema, strict)], "required", parallel=False).grammar
 
 
+def _path(row: Any) -> dict[str, Any]:
+    return {"properties": {**ROWS, "path": row}, "required": ["path"]}
+
+
+def _said(text: str, schema: Any) -> dict[str, Any]:
+    return given(tokenizer().encode(text), [tool("write", schema)])
+
+
+@pytest.mark.parametrize("row", [{"type": "string"}, {"type": "string", "minLength": 1}])
 @pytest.mark.parametrize(
     ("value", "allowed"),
     [
@@ -51,42 +69,23 @@ def _said(text: str, tools: list[Any]) -> list[Call]:
         ("<function=f>\n<parameter=a>\n1", False),
     ],
 )
-def test_raw_text_holds_no_end_of_itself(value: str, allowed: bool) -> None:
-    bound = {**ROWS, "path": {"type": "string", "minLength": 1}}
-    for rows in (ROWS, bound):
-        tools = [_tool("write", {"properties": rows, "required": ["path"]})]
-        made = spec(tools, "required", parallel=False)
-        assert made is not None
-        assert _takes(made.grammar, HEAD + value + END) is allowed
-        if allowed:
-            assert _said(HEAD + value + END, tools) == [("write", {"path": value})]
+def test_raw_text_holds_no_end_of_itself(value: str, allowed: bool, row: Any) -> None:
+    assert _takes(_grammar(_path(row)), HEAD + value + END) is allowed
+    if allowed:
+        assert _said(HEAD + value + END, _path(row)) == {"path": value}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "line\n<parameter=foo>\nline",
-        "a <function=x> b",
-        "</parameter",
-        "\n\n",
-        " <think>\n</think> ",
-        "null",
-        "[1]",
-        "",
-    ],
-)
+VALUES = ["line\n<parameter=foo>\nline", "a <function=x> b", "</parameter", "\n\n"]
+VALUES += [" <think>\n</think> ", "null", "[1]", ""]
+
+
+@pytest.mark.parametrize("value", VALUES)
 def test_a_const_is_read_back(value: str) -> None:
-    tools = [
-        _tool("write", {"properties": {**ROWS, "path": {"const": value}}, "required": ["path"]})
-    ]
-    made = spec([tools[0]], "required", parallel=False)
-    assert made is not None and _takes(made.grammar, HEAD + value + END)
-    rows = {"properties": {"path": {"const": value}}, "required": ["path"]}
-    made = spec([_tool("write", rows)], "required", parallel=False)
-    assert made is not None
-    ids = forced(tokenizer(), grammars(), made.grammar)
+    assert _takes(_grammar(_path({"const": value})), HEAD + value + END)
+    rows = only({"const": value}, "path")
+    ids = forced(tokenizer(), grammars(), _grammar(rows))
     if "<parameter=foo>" not in value:  # only this tool's names, if the parser knows them
-        assert _read(ids, [_tool("write", rows)], XML)[1] == [("write", {"path": value})]
+        assert read(ids, [tool("write", rows)])[1] == [("write", {"path": value})]
 
 
 @pytest.mark.parametrize(
@@ -98,48 +97,30 @@ def test_a_const_with_an_end_is_refused_by_its_place(value: str) -> None:
         ({"enum": ["a", value]}, "path.enum[1]"),
         ({"anyOf": [{"type": "null"}, {"const": value}]}, "path.anyOf[1].const"),
     ):
-        schema = {"properties": {**ROWS, "path": row}, "required": ["path"]}
         with pytest.raises(RequestError) as caught:
-            spec([_tool("write", schema)], "required")
+            _grammar(_path(row))
         want = f"tools[0].function.parameters.properties.{place} holds a mark"
         assert str(caught.value).startswith(want) and caught.value.param == "tools"
-        made = spec([_tool("write", schema, strict=False)], "required")
-        assert made is not None and _takes(made.grammar, f"{HEAD}a{END}")
+        assert _takes(_grammar(_path(row), strict=False), f"{HEAD}a{END}")
 
 
-UNION: dict[str, Any] = {
-    "anyOf": [
-        {"$ref": "#/$defs/circle"},
-        {
-            "type": "object",
-            "properties": {"kind": {"const": "box"}, "width": {"type": "integer"}},
-            "required": ["kind", "width"],
-        },
-    ],
-    "$defs": {
-        "circle": {
-            "type": "object",
-            "properties": {"kind": {"const": "circle"}, "radius": {"type": "number"}},
-            "required": ["kind", "radius"],
-        }
-    },
+CIRCLE = only({"const": "circle"}, "kind")
+BOX = {
+    "properties": {"kind": {"const": "box"}, "width": {"type": "integer"}},
+    "required": ["kind", "width"],
 }
 
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", ["anyOf", "oneOf"])
 def test_a_union_at_the_root_has_the_parameters_of_one_alternative(strict: bool, name: str) -> None:
-    schema = {name: UNION["anyOf"], "$defs": UNION["$defs"], "type": "object"}
-    tools = [_tool("draw", schema, strict)]
-    made = spec(tools, "required", parallel=False)
-    assert made is not None
-    seen = set()
-    for seed in range(12):
-        ids, whole = walk(made.grammar, seed)
-        if whole:
-            [(_, given)] = _read(ids, tools, XML)[1]
-            Draft202012Validator(schema).validate(given)
-            seen.add(given["kind"])
+    union = [{"$ref": "#/$defs/circle"}, BOX]
+    schema = {name: union, "$defs": {"circle": CIRCLE}, "type": "object"}
+    tools, seen = [tool("write", schema, strict)], set()
+    for ids in answers(_grammar(schema, strict), range(12)):
+        arguments = given(ids, tools)
+        Draft202012Validator(schema).validate(arguments)
+        seen.add(arguments["kind"])
     assert seen == {"circle", "box"}
 
 
@@ -148,42 +129,31 @@ def test_combinations_at_the_root() -> None:
         "properties": {"a": {"enum": [1, 2]}, "b": {"enum": ["x"]}},
         "allOf": [{"required": ["a"]}, {"anyOf": [{"required": ["b"]}, {"properties": {"c": {}}}]}],
     }
-    made = spec([_tool("f", both)], "required", parallel=False)
-    assert made is not None
-    head, end = "<tool_call>\n<function=f>\n", "</function>\n</tool_call>"
 
-    def row(key: str, value: str) -> str:
-        return f"<parameter={key}>\n{value}\n</parameter>\n"
+    def call(**rows: str) -> str:
+        lines = (f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in rows.items())
+        return "<tool_call>\n<function=write>\n" + "".join(lines) + "</function>\n</tool_call>"
 
-    assert _takes(made.grammar, head + row("a", "1") + row("b", "x") + end)
-    assert _takes(made.grammar, head + row("a", "2") + row("c", "any") + end)
-    assert not _takes(made.grammar, head + row("b", "x") + end)
-    assert not _takes(made.grammar, head + row("a", "1") + row("d", "1") + end)
+    grammar = _grammar(both)
+    assert _takes(grammar, call(a="1", b="x")) and _takes(grammar, call(a="2", c="any"))
+    assert not _takes(grammar, call(b="x")) and not _takes(grammar, call(a="1", d="1"))
     two = {"oneOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}
     with pytest.raises(RequestError, match=r"parameters\.oneOf is not supported where two"):
-        spec([_tool("f", two)], "required")
+        _grammar(two)
     with pytest.raises(RequestError, match=r"parameters\.anyOf\[1\]\.not is not supported"):
-        spec([_tool("f", {"anyOf": [{}, {"not": {"required": ["a"]}}]})], "required")
+        _grammar({"anyOf": [{}, {"not": {"required": ["a"]}}]})
     many = {"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in "abcd"]} for i in "abcd"]}
-    loose = spec([_tool("f", many, strict=False)], "required", parallel=False)
-    assert loose is not None and _takes(loose.grammar, head + row("da", "1") + end)
-    assert not _takes(loose.grammar, head + row("dd9", "1") + end)
+    loose = _grammar(many, strict=False)
+    assert _takes(loose, call(da="1")) and not _takes(loose, call(dd9="1"))
 
 
-def test_the_formats_of_both_forms_of_strings_are_the_same() -> None:
+@pytest.mark.parametrize("name", ["ipv6", "duration"])
+def test_the_formats_of_both_forms_of_strings_are_the_same(name: str) -> None:
     assert FORMATS.keys() == KNOWN
-    validator = Draft202012Validator.FORMAT_CHECKER
-    for name in ("ipv6", "duration"):
-        tools = [
-            _tool("f", {"properties": {"a": {"type": "string", "format": name}}, "required": ["a"]})
-        ]
-        made = spec(tools, "required", parallel=False)
-        assert made is not None
-        for seed in range(12):
-            ids, whole = walk(made.grammar, seed, 80)
-            if whole:
-                [(_, given)] = _read(ids, tools, XML)[1]
-                validator.check(given["a"], name)
+    schema = only({"type": "string", "format": name})
+    for ids in answers(_grammar(schema), range(12), 80):
+        value = given(ids, [tool("write", schema)])["a"]
+        Draft202012Validator.FORMAT_CHECKER.check(value, name)
 
 
 @pytest.mark.parametrize(
@@ -203,18 +173,25 @@ def test_the_formats_of_both_forms_of_strings_are_the_same() -> None:
         ),
         ({"enum": ["a", 1, [2]]}, ["a", "1", "[2]"], ["2", "[1]"]),
         ({"anyOf": [{"type": "string"}, {"type": "number"}]}, ["1.50", "12", "x"], []),
+        (
+            {"anyOf": [{"enum": ["Paris"]}, {"type": "string"}, {"type": "null"}]},
+            ["Paris", "Paris\n<b>", "null", "Par", "Paris\n</parameter"],
+            [],
+        ),
+        # what a pattern finds may be anywhere
+        ({"type": "string", "pattern": "b"}, ["abc"], ["ac"]),
+        ({"type": "string", "pattern": "^b"}, ["bc"], ["ab"]),
+        ({"type": "string", "pattern": "b$"}, ["ab"], ["bc"]),
+        ({"type": "string", "pattern": "^(a|b)$"}, ["b"], ["ab"]),
     ],
 )
-def test_a_union_with_strings_is_written_as_it_is_read(
+def test_a_union_or_a_bound_string_is_written_as_it_is_read(
     row: Any, takes: list[str], refuses: list[str]
 ) -> None:
-    schema = {"properties": {"path": row}, "required": ["path"]}
-    tools = [_tool("write", schema)]
-    made = spec(tools, "required", parallel=False)
-    assert made is not None
+    schema = only(row, "path")
+    grammar = _grammar(schema)
     for value in takes:
-        assert _takes(made.grammar, HEAD + value + END), value
-        [(_, given)] = _said(HEAD + value + END, tools)
-        Draft202012Validator(schema).validate(given)
+        assert _takes(grammar, HEAD + value + END), value
+        Draft202012Validator(schema).validate(_said(HEAD + value + END, schema))
     for value in refuses:
-        assert not _takes(made.grammar, HEAD + value + END), value
+        assert not _takes(grammar, HEAD + value + END), value

@@ -48,15 +48,14 @@ def test_a_schema_has_bounds() -> None:
         with pytest.raises(RequestError, match=words) as caught:
             spec(guided_json=schema)
         assert caught.value.param == "guided_json" and len(str(caught.value)) < 600
-    assert spec(guided_json=_deep(schema_errors.DEEPEST - 1)) is not None
-    assert spec(guided_json={"type": "number", "multipleOf": 0.25}) is not None
+    spec(guided_json=_deep(schema_errors.DEEPEST - 1))
+    spec(guided_json={"type": "number", "multipleOf": 0.25})
 
 
 def test_references_may_be_long_chains() -> None:
     """Each reference takes some kilobytes of stack during the compilation."""
     rows = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(1500)}
-    made = spec(guided_json={"$defs": {**rows, "d1500": {}}, "$ref": "#/$defs/d0"})
-    assert made is not None
+    spec(guided_json={"$defs": {**rows, "d1500": {}}, "$ref": "#/$defs/d0"})
 
 
 def test_looking_for_a_place_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,16 +198,8 @@ HEAD = "<tool_call>\n<function=f>\n<parameter=a>\n"
 TAIL = "\n</parameter>\n</function>\n</tool_call>"
 NEXT = "\n<tool_call>\n<function=free>\n</function>\n</tool_call>"
 VALUES = (  # of a parameter
-    *(
-        "Oslo",
-        "",
-        "\n\nx\n",
-        "null",
-        "é猫🙂👩‍👧 नि",
-        "a </tool_call> b",
-        "</tool_call>",
-        "a </think> b",
-    ),
+    *("Oslo", "", "\n\nx\n", "null", "é猫🙂👩‍👧 नि", "a </tool_call> b", "</tool_call>"),
+    "a </think> b",
     *("<think>x</think>", "a</parameter> b", "</function>\n</tool_call>\nb", "a\n<parameter=z>\nb"),
     *("a <tool‖_call> b", "</tool_‖call>\nb", "a <tool_call> b", "</parameter1>\nb", "1 < 2 </x>"),
     "a\n<tool_call><function=g><parameter=a>b</parameter></function></tool_call>\nc",
@@ -221,24 +213,11 @@ ENDS = (  # of a call
 )
 OBJECT = '<tool_call>\n{"name": "f", "arguments": {"a": "'
 STRINGS = (
-    "Oslo",
-    "a </tool_call> b",
-    "</think>",
-    'a \\"</tool_call>\\" b',
-    "a\nb",
-    "é🙂",
-    "{",
-    "\\\\",
+    *("Oslo", "a </tool_call> b", "</think>", 'a \\"</tool_call>\\" b', "a\nb", "é🙂", "{", "\\\\"),
 )
 ENDS_OF_OBJECT = (
-    *(
-        '"}}\n</tool_call>',
-        '"}}',
-        '",}}\n</tool_call>\nDone.',
-        "}}\n</tool_call>",
-        "",
-        '"}\n</tool_call>',
-    ),
+    *('"}}\n</tool_call>', '"}}', '",}}\n</tool_call>\nDone.', "}}\n</tool_call>", ""),
+    '"}\n</tool_call>',
     *('"}}\n</tool_call>\n' + OBJECT + 'b"}}\n</tool_call>', "\n</tool_call>\n" + OBJECT + 'b"}}'),
 )
 OTHERS = (
@@ -286,13 +265,8 @@ def replies() -> list[Reply]:
         head = HEAD.replace("\n", "") if i % 2 else HEAD
         ends = (ENDS[(i + k) % len(ENDS)] for k in (0, 5, 10))
         found += [Reply(head + value + end, ends=bool((i + k) % 5)) for k, end in enumerate(ends)]
-    found += [
-        Reply(
-            OBJECT + value + ENDS_OF_OBJECT[(i + k) % len(ENDS_OF_OBJECT)],
-            form="hermes",
-            ends=k != 1,
-        )
-        for i, value in enumerate(STRINGS)
-        for k in range(2)
-    ]
+    for i, value in enumerate(STRINGS):
+        for k in range(2):
+            text = OBJECT + value + ENDS_OF_OBJECT[(i + k) % len(ENDS_OF_OBJECT)]
+            found.append(Reply(text, form="hermes", ends=k != 1))
     return [*found, *OTHERS]

@@ -1,14 +1,12 @@
 """Messages of every client in the templates' form, and errors with their place."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_engine.errors import RequestError
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.messages import UNNAMED, UNREADABLE, normalise
 from tests.repository import ROOT
@@ -80,9 +78,8 @@ def test_parts_of_every_client_are_text() -> None:
     for own in ({"type": "dir", "n": 3}, {"text": 3}):  # a tool's own object
         found = normalise([USER, {"role": "tool", "content": own}])[1]["content"]
         assert json.loads(found) == own
-    assert normalise([USER, {"role": "function", "name": "f", "content": parts}])[1:] == [
-        {"role": "tool", "name": "f", "content": "abcd"}
-    ]
+    result = {"role": "tool", "name": "f", "content": "abcd"}
+    assert normalise([USER, {**result, "role": "function", "content": parts}])[1:] == [result]
 
 
 def test_an_assistants_thoughts_and_refusals() -> None:
@@ -106,9 +103,8 @@ def test_an_assistants_thoughts_and_refusals() -> None:
 
 def test_an_old_function_call_is_a_tool_call() -> None:
     made = _one(content=None, function_call={"name": "f", "arguments": '{"a": 1}'})
-    assert made["tool_calls"] == [
-        {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-    ]
+    (call,) = made["tool_calls"]
+    assert call == {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
     assert "function_call" not in made
     assert "tool_calls" not in _one(content="a", tool_calls=None)
     assert "tool_calls" not in _one(content="a", tool_calls=[])
@@ -159,20 +155,6 @@ def test_arguments_that_were_cut_off_keep_what_came(value: dict[str, Any], cut: 
     if UNREADABLE not in found:  # cut within an escape
         assert list(found) == list(value)[: len(found)]
         assert all(found[k] == value[k] for k in list(found)[:-1])
-
-
-@pytest.mark.parametrize(
-    ("message", "words"),
-    [
-        ({"content": "x"}, r"messages\[1\].role is None; it must be a string"),
-        ({"role": 3}, r"messages\[1\].role is 3"),
-        ({"role": "user", "content": 3}, r"messages\[1\].content is 3; it must be a string or"),
-    ],
-)
-def test_what_is_no_message_is_named_with_its_place(message: dict[str, Any], words: str) -> None:
-    with pytest.raises(RequestError, match=words) as caught:
-        normalise([USER, message])
-    assert caught.value.param == "messages"
 
 
 @pytest.mark.parametrize(
@@ -260,22 +242,3 @@ def test_a_users_turn_of_reminders_alone_is_part_of_the_result() -> None:
     for words in (f"{alone}Stop.", "Stop."):
         assert normalise([*loop, said(words)])[3] == {"role": "user", "content": words}
     assert [m["role"] for m in normalise([USER, said(alone)])] == ["user", "user"]
-
-
-def test_a_template_that_raises_where_qwens_does_takes_what_clients_send() -> None:
-    template = ChatTemplate(Path(STRICT).read_text())
-    call = {"id": "1", "function": {"name": "f", "arguments": '{"x": "cut o'}}
-    text = template.prompt(
-        [
-            _system("one"),
-            {"role": "developer", "content": [{"type": "input_text", "text": "two"}]},
-            USER,
-            _assistant(content=[{"type": "thinking", "thinking": "why"}], tool_calls=[call]),
-            {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "7"}]},
-            _system("a reminder"),
-        ]
-    ).text
-    assert text.startswith("<|im_start|>system\none\n\ntwo<|im_end|>\n")
-    assert "<parameter=x>\ncut o\n</parameter>" in text
-    end = "<tool_response>\n7\n\na reminder\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    assert text.endswith(f"{end}<think>\n")

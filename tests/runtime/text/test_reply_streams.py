@@ -2,7 +2,8 @@
 
 Most are deviations observed in models of the family, with their expected parts written by hand; the
 others are the embedded model's, reviewed. `marks`: positions of marks that were generated as
-tokens. A call's arguments are stored as text, since an incomplete call is not JSON.
+tokens; "tokens": false is a tokenizer without them. A call's arguments are stored as text, since an
+incomplete call is not JSON.
 """
 
 import json
@@ -71,16 +72,9 @@ PIECES = [
     "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n"
     "</tool_call>",
 ]
-DRAWN = st.fixed_dictionaries(
-    {
-        "thinking": st.booleans(),
-        "tools": st.booleans(),
-        "fresh": st.booleans(),
-        "parallel": st.booleans(),
-        "tokens": st.booleans(),
-        "form": st.sampled_from(["qwen3_coder", "hermes", "none"]),
-    }
-)
+SWITCHES = dict.fromkeys(("thinking", "tools", "fresh", "parallel", "tokens"), st.booleans())
+FORMS = st.sampled_from(["qwen3_coder", "hermes", "none"])
+DRAWN = st.fixed_dictionaries({**SWITCHES, "form": FORMS})
 
 
 @given(
@@ -92,7 +86,6 @@ DRAWN = st.fixed_dictionaries(
 def test_a_drawn_stream_does_not_depend_on_the_cut(
     row: dict[str, Any], pieces: list[tuple[str, bool]], data: st.DataObject
 ) -> None:
-    """Marks among the pieces were generated as tokens or spelled, or have no tokens at all."""
     row |= {"text": "".join(text for text, _ in pieces), "marks": []}
     at = 0
     for text, generated in pieces:

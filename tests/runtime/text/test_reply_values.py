@@ -8,6 +8,7 @@ import pytest
 from spark_engine.runtime.text.reply_formats import marks
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.reply_parts import Kind
+from tests.runtime.text.reply_cuts import tool
 from tests.runtime.text.test_reply_parser import collect
 
 HEAD = "<tool_call>\n<function=write>\n<parameter=path>\n"
@@ -15,12 +16,7 @@ TAIL = "\n</parameter>\n</function>\n</tool_call>"
 CALL = "<tool_call>\n<function=free>\n<parameter=any>\n1" + TAIL
 
 
-def _tool(name: str, **properties: Any) -> dict[str, Any]:
-    schema = {"type": "object", "properties": properties}
-    return {"type": "function", "function": {"name": name, "parameters": schema}}
-
-
-TOOLS = [_tool("write", path={"type": "string"}, n={"type": "integer"}), _tool("free")]
+TOOLS = [tool("write", path={"type": "string"}, n={"type": "integer"}), tool("free")]
 TOOLS[0]["function"]["parameters"]["additionalProperties"] = True
 
 
@@ -113,7 +109,6 @@ def test_of_a_parameter_that_comes_twice_the_first_counts(second: str) -> None:
 
 
 def test_an_answer_that_was_cut_off_is_inside_its_value() -> None:
-    """After a call's end that may be text; a complete answer is not inside."""
     text = HEAD + "ends with </tool_call> here"
     assert _read(text, 1, cut=True) == _read(text, 99, cut=True)
     assert _read(text, 1, cut=True)[2] and not _read(text, 1)[2]
@@ -128,13 +123,8 @@ def test_a_string_streams_unless_it_may_have_ended() -> None:
     def said(text: str, *places: int) -> str:
         return "".join(delta.text for delta in parser.push(text, places))
 
-    assert [said(text) for text in ("a", " <b>", "\n", "c", "</par")] == [
-        "a",
-        " <b>",
-        "",
-        "\\nc",
-        "",
-    ]
+    pieces = {"a": "a", " <b>": " <b>", "\n": "", "c": "\\nc", "</par": ""}
+    assert {text: said(text) for text in pieces} == pieces
     assert said("ent>") == "</parent>"
     at = len(HEAD) + len("a <b>\nc</parent>")
     assert said("</tool_call>", at) + said(" and") == ""
@@ -156,7 +146,6 @@ def test_a_string_in_an_object_may_hold_ends(text: str) -> None:
 
 
 def test_a_thought_may_speak_of_a_call() -> None:
-    """The mark without a function is not a call, and the thought continues."""
     thought = "I write <tool_call>\nand then </tool_call>"
     text = f"{thought}\n</think>\n\n{CALL}"
     for size in (1, 9, 999):

@@ -1,31 +1,42 @@
 """Stop strings: which of several counts, and what is held back."""
 
-import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from spark_engine.runtime.text.text_stream import StopMatcher, first_match, partial_match
+from spark_engine.runtime.text.text_stream import StopMatcher
 
 
-@pytest.mark.parametrize(
-    ("text", "stops", "found"),
-    [
-        ("abcd", ("abcd", "bc"), (1, 3)),  # completed first, though it starts later
-        ("abcd", ("bc", "abcd"), (1, 3)),
-        ("xabc", ("c", "abc"), (1, 4)),  # completed together: the longest
-        ("xabc", ("d",), None),
-        ("abab", ("ab",), (0, 2)),
-    ],
+def _reference_stop(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """Character by character: stops as soon as the text so far ends with a stop string, the longest
+    of them."""
+    for end in range(1, len(text) + 1):
+        starts = [end - len(s) for s in stops if text[:end].endswith(s)]
+        if starts:
+            return text[: min(starts)], text[min(starts) : end]
+    return text, None
+
+
+@given(
+    text=st.text("abE", max_size=14),
+    stops=st.lists(st.text("abE", min_size=1, max_size=4), min_size=1, max_size=4),
+    data=st.data(),
 )
-def test_the_first_to_be_completed_counts(
-    text: str, stops: tuple[str, ...], found: tuple[int, int] | None
+@settings(max_examples=400, deadline=None)
+def test_stop_strings_do_not_depend_on_the_cut(
+    text: str, stops: list[str], data: st.DataObject
 ) -> None:
-    assert first_match(text, stops) == found
-    whole, cut = StopMatcher(stops), StopMatcher(stops)
-    assert whole.push(text) + whole.flush() == (text if found is None else text[: found[0]])
-    assert "".join(cut.push(c) for c in text) + cut.flush() == (text[: found[0]] if found else text)
-    assert whole.matched == cut.matched == (None if found is None else text[slice(*found)])
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    edges, matcher = [0, *cuts, len(text)], StopMatcher(stops)
+    said = [matcher.push(text[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    assert ("".join(said) + matcher.flush(), matcher.matched) == _reference_stop(text, stops)
 
 
-def test_no_more_is_held_than_may_become_a_stop() -> None:
-    assert partial_match("xxab", ("abc", "bd")) == 2
-    assert partial_match("xxabc", ("abc",)) == 0  # a complete one is found, not held back
-    assert partial_match("xx", ("abc",)) == 0
+def test_only_what_could_become_a_stop_string_is_held_back() -> None:
+    matcher = StopMatcher(["</s>"])
+    assert matcher.push("abc<") == "abc"
+    assert matcher.push("/") == ""
+    assert matcher.push("x") == "</x"
+    assert matcher.push("</s>tail") == ""
+    assert matcher.matched == "</s>"
+    assert matcher.push("more") == ""
+    assert matcher.flush() == ""

@@ -74,7 +74,6 @@ def test_the_id_that_ended_is_counted_but_not_shown(tokenizer: Tokenizer) -> Non
 def test_stop_strings_count_from_min_tokens_on(
     tokenizer: Tokenizer, text: str, least: int, said: str
 ) -> None:
-    """One that the last of them completes ends the text."""
     ids = [i for char in text for i in tokenizer.encode(char)]
     assert len(ids) == len(text)
     for size in (1, 3, 7):
@@ -120,6 +119,7 @@ def _answer(tokenizer: Tokenizer, text: str, stop: str, size: int, **how: Any) -
     return _text(pieces), pieces[-1].stop
 
 
+NO_THOUGHT = {"thinking": False}
 CALL = "<tool_call>\n<function=weather>\n<parameter=city>\nSt. Ives"
 
 
@@ -132,15 +132,10 @@ CALL = "<tool_call>\n<function=weather>\n<parameter=city>\nSt. Ives"
         ("a. b", ".", None, {}),
         ("a </think> b", "</think>", None, {}),
         ("hm\n</think>\n\nab", "\n\na", None, {}),
-        (
-            "<think>\na.\n</think>\nIt is. So",
-            ".",
-            "<think>\na.\n</think>\nIt is",
-            {"thinking": False},
-        ),
-        ("It is. So", ".", "It is", {"thinking": False}),
-        ("  . So", ".", "  ", {"thinking": False}),
-        (" <think", ">", None, {"thinking": False}),
+        ("<think>\na.\n</think>\nIt is. So", ".", "<think>\na.\n</think>\nIt is", NO_THOUGHT),
+        ("It is. So", ".", "It is", NO_THOUGHT),
+        ("  . So", ".", "  ", NO_THOUGHT),
+        (" <think", ">", None, NO_THOUGHT),
         ("a. So\n" + CALL, ".", "a. So\n" + CALL[:-6], {}),
         ("a. <tool_call> b. c\n</think>d. e", ".", "a. <tool_call> b. c\n</think>d", {}),
         ("a\n" + CALL, "<function=", "a\n<tool_call>\n", {}),

@@ -15,72 +15,70 @@ from tests.repository import ROOT
 THOUGHTS = Formats().thoughts
 
 
-def _of(fields: dict[str, Any], kwargs: dict[str, Any] | None = None) -> tuple[Any, Any]:
-    found = Thinking.of(fields, kwargs)
-    assert found.options.get("enable_thinking") == found.enabled
-    return found.enabled, found.budget
+KWARGS = "chat_template_kwargs"
+
+
+def _of(fields: dict[str, Any]) -> Thinking:
+    own = {name: value for name, value in fields.items() if name != KWARGS}
+    return Thinking.of(own, fields.get(KWARGS))
 
 
 @pytest.mark.parametrize(
-    ("fields", "kwargs", "enabled", "budget"),
+    ("fields", "enabled", "budget"),
     [
-        ({}, {}, None, None),
-        (dict.fromkeys(FIELDS), None, None, None),
-        ({"other": 3}, {"other": 3}, None, None),
-        ({"enable_thinking": False}, {}, False, None),
-        ({"enable_thinking": True}, {}, True, None),
-        ({}, {"enable_thinking": False}, False, None),
-        ({}, {"thinking": False}, False, None),
-        ({}, {"thinking_budget": 30}, None, 30),
-        ({"thinking": True}, {}, True, None),
-        ({"thinking": {"type": "disabled"}}, {}, False, None),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, {}, True, 1024),
-        ({"thinking": {"type": "adaptive"}}, {}, None, None),
-        ({"thinking": {"type": "disabled", "budget_tokens": 1024}}, {}, False, None),
-        ({"reasoning_effort": "none"}, {}, False, None),
-        ({"reasoning_effort": "minimal"}, {}, None, 512),
-        ({"reasoning_effort": "low"}, {}, None, 2048),
-        ({"reasoning_effort": "high"}, {}, None, None),
-        ({"reasoning_effort": "low", "thinking_budget": 9}, {}, None, 9),
-        ({"reasoning_effort": "low", "thinking_budget": -1}, {}, None, None),
-        ({"reasoning_effort": "low", "enable_thinking": False}, {}, False, None),
-        ({"reasoning": False}, {}, False, None),
-        ({"enableThinking": False}, {}, False, None),
-        ({"enableThinking": True, "think": True}, {}, True, None),
-        ({"think": False}, {}, False, None),
-        ({"think": "low"}, {}, None, 2048),
-        ({"think": "none"}, {}, False, None),
-        ({"reasoning_budget": 0}, {}, False, None),
-        ({"thinking_budget_tokens": 0}, {}, False, None),
-        ({"thinking_budget": 2**31 - 1}, {}, None, 2**31 - 1),
-        ({"thinking_budget": 2**31}, {}, None, None),
-        ({"thinking_budget": 2**64}, {}, None, None),
-        ({"budget_tokens": 1e308, "thinking_budget": 10**400}, {}, None, None),
-        ({"thinking": {"type": "enabled", "budget_tokens": 10**400}}, {}, True, None),
-        ({"reasoning": {"max_tokens": 1e300}}, {}, None, None),
-        ({"reasoning": {"effort": "none"}}, {}, False, None),
-        ({"reasoning": {"effort": "low", "summary": "auto"}}, {}, None, 2048),
-        ({"reasoning": {"enabled": True, "max_tokens": 77}}, {}, True, 77),
-        ({"thinking_budget": 0}, {}, False, None),
-        ({"thinking_budget": 8.0, "budget_tokens": 8}, {}, None, 8),
-        (
-            {"enable_thinking": True, "thinking": {"type": "enabled"}},
-            {"thinking": True},
-            True,
-            None,
-        ),
+        ({}, None, None),
+        (dict.fromkeys(FIELDS), None, None),
+        ({"other": 3, KWARGS: {"other": 3}}, None, None),
+        ({"enable_thinking": False}, False, None),
+        ({"enable_thinking": True}, True, None),
+        ({KWARGS: {"enable_thinking": False}}, False, None),
+        ({KWARGS: {"thinking": False}}, False, None),
+        ({KWARGS: {"thinking_budget": 30}}, None, 30),
+        ({"thinking": True}, True, None),
+        ({"thinking": {"type": "disabled"}}, False, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, True, 1024),
+        ({"thinking": {"type": "adaptive"}}, None, None),
+        ({"thinking": {"type": "disabled", "budget_tokens": 1024}}, False, None),
+        ({"reasoning_effort": "none"}, False, None),
+        ({"reasoning_effort": "minimal"}, None, 512),
+        ({"reasoning_effort": "low"}, None, 2048),
+        ({"reasoning_effort": "high"}, None, None),
+        ({"reasoning_effort": "low", "thinking_budget": 9}, None, 9),
+        ({"reasoning_effort": "low", "thinking_budget": -1}, None, None),
+        ({"reasoning_effort": "low", "enable_thinking": False}, False, None),
+        ({"reasoning": False}, False, None),
+        ({"enableThinking": False}, False, None),
+        ({"enableThinking": True, "think": True}, True, None),
+        ({"think": False}, False, None),
+        ({"think": "low"}, None, 2048),
+        ({"think": "none"}, False, None),
+        ({"reasoning_budget": 0}, False, None),
+        ({"thinking_budget_tokens": 0}, False, None),
+        ({"thinking_budget": 2**31 - 1}, None, 2**31 - 1),
+        ({"thinking_budget": 2**31}, None, None),
+        ({"thinking_budget": 2**64}, None, None),
+        ({"budget_tokens": 1e308, "thinking_budget": 10**400}, None, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 10**400}}, True, None),
+        ({"reasoning": {"max_tokens": 1e300}}, None, None),
+        ({"reasoning": {"effort": "none"}}, False, None),
+        ({"reasoning": {"effort": "low", "summary": "auto"}}, None, 2048),
+        ({"reasoning": {"enabled": True, "max_tokens": 77}}, True, 77),
+        ({"thinking_budget": 0}, False, None),
+        ({"thinking_budget": 8.0, "budget_tokens": 8}, None, 8),
+        ({"enableThinking": True, KWARGS: {"thinking": True}}, True, None),
     ],
 )
 def test_what_a_request_says(
-    fields: dict[str, Any], kwargs: dict[str, Any] | None, enabled: bool | None, budget: int | None
+    fields: dict[str, Any], enabled: bool | None, budget: int | None
 ) -> None:
-    assert _of(fields, kwargs) == (enabled, budget)
+    found = _of(fields)
+    assert found.options.get("enable_thinking") == found.enabled == enabled
+    assert found.budget == budget
 
 
 @pytest.mark.parametrize("name", BUDGETS)
 def test_every_name_of_a_budget(name: str) -> None:
-    assert _of({name: 5}) == (None, 5)
-    assert _of({name: -1}) == (None, None)
+    assert [_of({name: budget}).budget for budget in (5, -1)] == [5, None]
     for bad in (-2, 1.5, "5", True, float("nan"), float("inf")):
         with pytest.raises(RequestError, match=f"{name} is .* tokens of thought at most") as caught:
             Thinking.of({name: bad})
@@ -97,11 +95,8 @@ def test_the_servers_budget_holds_where_a_request_says_nothing() -> None:
 
 def test_options_reach_the_template_with_the_clients_own() -> None:
     found = Thinking.of({"reasoning_effort": "none"}, {"preserve_thinking": True})
-    assert found.options == {
-        "preserve_thinking": True,
-        "enable_thinking": False,
-        "reasoning_effort": "none",
-    }
+    off = {"enable_thinking": False, "reasoning_effort": "none"}
+    assert found.options == {"preserve_thinking": True, **off}
     assert "enable_thinking" not in Thinking.of({"reasoning_effort": "low"}).options
 
 
@@ -122,61 +117,34 @@ def test_whether_thoughts_are_shown(fields: dict[str, Any], shown: bool) -> None
 
 
 @pytest.mark.parametrize(
-    ("fields", "kwargs", "param", "words"),
+    ("fields", "param", "words"),
     [
-        ({"enable_thinking": True, "thinking": {"type": "disabled"}}, {}, "thinking", "contradict"),
-        (
-            {"reasoning_effort": "none"},
-            {"enable_thinking": True},
-            "chat_template_kwargs",
-            "contrad",
-        ),
-        ({"enable_thinking": True, "thinking_budget": 0}, {}, "thinking_budget", "contradict"),
-        (
-            {"thinking_budget": 5, "max_reasoning_tokens": 6},
-            {},
-            "max_reasoning_tokens",
-            "contradict",
-        ),
-        ({"reasoning_effort": "low", "think": "high"}, {}, "reasoning_effort", "contradict"),
-        (
-            {"reasoning_effort": "low", "reasoning": {"effort": "max"}},
-            {},
-            "reasoning_effort",
-            "contradict",
-        ),
-        (
-            {"reasoning_effort": "low"},
-            {"reasoning_effort": "high"},
-            "chat_template_kwargs",
-            "contradict",
-        ),
-        ({"enable_thinking": "no"}, {}, "enable_thinking", "'no'; it must be true or false"),
-        ({"thinking": "on"}, {}, "thinking", "must be true or false"),
-        ({"think": "on"}, {}, "think", "must be true or false"),
-        ({"enableThinking": 1}, {}, "enableThinking", "must be true or false"),
-        ({"think": False, "enable_thinking": True}, {}, "think", "contradict"),
-        ({"thinking_budget": -(10**400)}, {}, "thinking_budget", "tokens of thought at most"),
-        (
-            {"thinking": {"type": "sometimes"}},
-            {},
-            "thinking",
-            "'enabled', 'disabled' or 'adaptive'",
-        ),
-        ({"thinking": {"type": ["a"]}}, {}, "thinking", "must be 'enabled'"),
-        ({"reasoning_effort": "huge"}, {}, "reasoning_effort", "none, minimal, low"),
-        ({"reasoning": {"effort": 3}}, {}, "reasoning", "reasoning.effort is 3"),
-        ({"reasoning": {"max_tokens": -5}}, {}, "reasoning", "reasoning.max_tokens is -5"),
-        ({"reasoning": {"exclude": 1}}, {}, "reasoning", "reasoning.exclude is 1"),
-        ({}, {"enable_thinking": 1}, "chat_template_kwargs", "kwargs.enable_thinking is 1"),
-        ({"include_reasoning": 0}, {}, "include_reasoning", "include_reasoning is 0"),
+        ({"enable_thinking": True, "thinking": {"type": "disabled"}}, "thinking", "contradict"),
+        ({"reasoning_effort": "none", KWARGS: {"enable_thinking": True}}, KWARGS, "contradict"),
+        ({"enable_thinking": True, "thinking_budget": 0}, "thinking_budget", "contradict"),
+        ({"thinking_budget": 5, "budget_tokens": 6}, "budget_tokens", "contradict"),
+        ({"reasoning_effort": "low", "think": "high"}, "reasoning_effort", "contradict"),
+        ({"reasoning_effort": "low", "reasoning": {"effort": "max"}}, "reasoning_effort", "contra"),
+        ({"reasoning_effort": "low", KWARGS: {"reasoning_effort": "high"}}, KWARGS, "contradict"),
+        ({"enable_thinking": "no"}, "enable_thinking", "'no'; it must be true or false"),
+        ({"thinking": "on"}, "thinking", "must be true or false"),
+        ({"think": "on"}, "think", "must be true or false"),
+        ({"enableThinking": 1}, "enableThinking", "must be true or false"),
+        ({"think": False, "enable_thinking": True}, "think", "contradict"),
+        ({"thinking_budget": -(10**400)}, "thinking_budget", "tokens of thought at most"),
+        ({"thinking": {"type": "sometimes"}}, "thinking", "'enabled', 'disabled' or 'adaptive'"),
+        ({"thinking": {"type": ["a"]}}, "thinking", "must be 'enabled'"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort", "none, minimal, low"),
+        ({"reasoning": {"effort": 3}}, "reasoning", "reasoning.effort is 3"),
+        ({"reasoning": {"max_tokens": -5}}, "reasoning", "reasoning.max_tokens is -5"),
+        ({"reasoning": {"exclude": 1}}, "reasoning", "reasoning.exclude is 1"),
+        ({KWARGS: {"enable_thinking": 1}}, KWARGS, "kwargs.enable_thinking is 1"),
+        ({"include_reasoning": 0}, "include_reasoning", "include_reasoning is 0"),
     ],
 )
-def test_what_is_refused(
-    fields: dict[str, Any], kwargs: dict[str, Any], param: str, words: str
-) -> None:
+def test_what_is_refused(fields: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(RequestError, match=words) as caught:
-        Thinking.of(fields, kwargs)
+        _of(fields)
     assert caught.value.param == param
 
 

@@ -10,7 +10,6 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
 from spark_engine.errors import EngineError, RequestError
-from spark_engine.runtime.text.text_stream import StopMatcher
 from spark_engine.runtime.text.tokenizer import Detokenizer, Tokenizer
 from tests.runtime import small_tokenizer
 
@@ -61,13 +60,6 @@ def test_what_a_training_run_left_in_the_file_is_not_obeyed(tmp_path: Path) -> N
     assert len(loaded.encode("a")) == 1
 
 
-def test_encode_is_the_librarys(tokenizer: Tokenizer, backend: Backend) -> None:
-    for text in small_tokenizer.TEXT:
-        want = backend.encode(text, add_special_tokens=False).ids
-        assert tokenizer.encode(text) == want
-        assert len(want) < len(text.encode())
-
-
 def test_special_tokens_are_skipped_but_think_is_not(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("<|im_start|><think>a</think><|im_end|>")
     assert tokenizer.decode(ids) == "<think>a</think>"
@@ -81,23 +73,29 @@ def test_tokens_listed_only_in_the_config_get_their_ids(tokenizer: Tokenizer) ->
     assert last in tokenizer.special
 
 
-def test_tokens_of_the_config_are_added_in_the_order_of_their_ids(tmp_path: Path) -> None:
-    small_tokenizer.write(tmp_path)
-    size = Backend.from_str(small_tokenizer.train()).get_vocab_size()
-    rows = {i: f"<|x{i}|>" for i in range(size, 1002)}  # as text, "1000" sorts before "999"
+def _added(folder: Path, rows: dict[int, str]) -> Tokenizer:
+    """With these tokens of the configuration."""
+    small_tokenizer.write(folder)
     table = {str(i): {"content": text} for i, text in rows.items()}
-    config = tmp_path / "tokenizer_config.json"
-    config.write_text(json.dumps({"added_tokens_decoder": table}))
-    tokenizer = Tokenizer.load(tmp_path)
+    config = json.dumps({"added_tokens_decoder": table})
+    (folder / "tokenizer_config.json").write_text(config)
+    return Tokenizer.load(folder)
+
+
+def test_tokens_of_the_config_are_added_in_the_order_of_their_ids(
+    tmp_path: Path, backend: Backend
+) -> None:
+    size = backend.get_vocab_size()
+    rows = {i: f"<|x{i}|>" for i in range(size, 1002)}  # as text, "1000" sorts before "999"
+    tokenizer = _added(tmp_path, rows)
     assert [tokenizer.id_of(rows[i]) for i in (999, 1000)] == [999, 1000]
 
 
-def test_an_added_token_outside_the_byte_alphabet_is_its_own_text(tmp_path: Path) -> None:
-    small_tokenizer.write(tmp_path)
-    size = Backend.from_str(small_tokenizer.train()).get_vocab_size()
-    row = {str(size): {"content": "<one two>"}}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": row}))
-    tokenizer = Tokenizer.load(tmp_path)
+def test_an_added_token_outside_the_byte_alphabet_is_its_own_text(
+    tmp_path: Path, backend: Backend
+) -> None:
+    size = backend.get_vocab_size()
+    tokenizer = _added(tmp_path, {size: "<one two>"})
     assert tokenizer.encode("a<one two>b")[1] == size
     assert tokenizer.decode(tokenizer.encode("a<one two>b")) == "a<one two>b"
 
@@ -125,11 +123,8 @@ def test_a_lone_surrogate_is_the_requests_fault(tokenizer: Tokenizer) -> None:
 def test_what_is_wrong_with_the_files_is_named(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="no tokenizer"):
         Tokenizer.load(tmp_path)
-    small_tokenizer.write(tmp_path)
-    config = tmp_path / "tokenizer_config.json"
-    config.write_text('{"added_tokens_decoder": {"9999": {"content": "<|x|>"}}}')
     with pytest.raises(EngineError, match="9999"):
-        Tokenizer.load(tmp_path)
+        _added(tmp_path, {9999: "<|x|>"})
     path = tmp_path / "tokenizer.json"
     settings_ = json.loads(path.read_text())
     path.write_text(json.dumps({**settings_, "decoder": {"type": "Metaspace"}}))
@@ -138,44 +133,3 @@ def test_what_is_wrong_with_the_files_is_named(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(EngineError, match="not valid JSON"):
         Tokenizer.load(tmp_path)
-
-
-def _reference_stop(text: str, stops: list[str]) -> str:
-    """Character by character: stops as soon as the text so far ends with a stop string."""
-    for end in range(1, len(text) + 1):
-        starts = [end - len(s) for s in stops if text[:end].endswith(s)]
-        if starts:
-            return text[: min(starts)]
-    return text
-
-
-def _stopped(pieces: list[str], stops: list[str]) -> str:
-    matcher = StopMatcher(stops)
-    out = "".join(matcher.push(piece) for piece in pieces)
-    return out + matcher.flush()
-
-
-@given(
-    text=st.text("abE", max_size=14),
-    stops=st.lists(st.text("abE", min_size=1, max_size=4), min_size=1, max_size=4),
-    data=st.data(),
-)
-@settings(max_examples=400, deadline=None)
-def test_stop_strings_do_not_depend_on_the_cut(
-    text: str, stops: list[str], data: st.DataObject
-) -> None:
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
-    edges = [0, *cuts, len(text)]
-    pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
-    assert _stopped(pieces, stops) == _reference_stop(text, stops)
-
-
-def test_only_what_could_become_a_stop_string_is_held_back() -> None:
-    matcher = StopMatcher(["</s>"])
-    assert matcher.push("abc<") == "abc"
-    assert matcher.push("/") == ""
-    assert matcher.push("x") == "</x"
-    assert matcher.push("</s>tail") == ""
-    assert matcher.matched == "</s>"
-    assert matcher.push("more") == ""
-    assert matcher.flush() == ""

@@ -51,14 +51,12 @@ def _refused(at: Attacker, path: str, body: bytes, *statuses: int, **headers: st
 
 
 def priorities(at: Attacker) -> None:
-    """320 requests with a priority of 10^20 - 1."""
     body = {**GOOD, "priority": 10**20 - 1}
     at.all(lambda _: at.post(TEXT, body), range(320), 8)
     at.only(400)
 
 
 def many_prompts(at: Attacker) -> None:
-    """A body of 200,000 prompts with n = 512."""
     _refused(at, TEXT, json.dumps({"prompt": ["a"] * 200_000, "n": 512}).encode())
 
 
@@ -69,7 +67,7 @@ def long_prompt(at: Attacker) -> None:
         _refused(at, TEXT, json.dumps({"prompt": prompt}, ensure_ascii=False).encode())
 
 
-def small_objects(at: Attacker) -> None:
+def small_objects(at: Attacker, *statuses: int) -> None:
     """Bodies of 4 MB of small things, for each API."""
     rows = [
         *((path, "messages", "{}") for path in (CHAT, MESSAGES)),
@@ -84,7 +82,7 @@ def small_objects(at: Attacker) -> None:
     def send(row: tuple[str, str, str]) -> None:
         path, name, part = row
         parts = (4_170_000 // (len(part) + 1)) * f"{part},"
-        _refused(at, path, f'{{"{name}":[{parts}{part}]}}'.encode())
+        _refused(at, path, f'{{"{name}":[{parts}{part}]}}'.encode(), *statuses)
 
     at.all(send, rows, 2)
 

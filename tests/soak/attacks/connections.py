@@ -42,7 +42,6 @@ def hold(at: Attacker, count: int, data: Callable[[int], bytes], patience_s: flo
 
 
 def idle_sockets(at: Attacker) -> None:
-    """100 sockets that say nothing."""
     hold(at, 100, lambda i: b"")
 
 
@@ -53,7 +52,6 @@ def half_open(at: Attacker) -> None:
 
 
 def half_handshakes(at: Attacker) -> None:
-    """300 connections that stop in their TLS handshake."""
     hold(at, 300, lambda i: HELLO if i % 2 else b"")
 
 
@@ -75,7 +73,6 @@ def tiny_chunks(at: Attacker) -> None:
 
 
 def drips(at: Attacker) -> None:
-    """50 bodies that come a byte at a time."""
 
     def send(number: int) -> None:
         with closing(socket.create_connection(at.address)) as s, contextlib.suppress(OSError):
@@ -103,17 +100,14 @@ def _long_prompts(at: Attacker, count: int) -> None:
 
 
 def long_prompts_40(at: Attacker) -> None:
-    """40, where 32 slots are there."""
     _long_prompts(at, 40)
 
 
 def long_prompts_100(at: Attacker) -> None:
-    """100."""
     _long_prompts(at, 100)
 
 
 def names(at: Attacker) -> None:
-    """Hosts and origins of elsewhere."""
     for host in ("evil.example", "localhost.evil.example", "evil.example:8000", "0x7f.1.evil"):
         for path in ("/v1/models", "/", "/metrics", "/report"):
             at.get(path, headers={"host": host})

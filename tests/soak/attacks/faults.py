@@ -87,7 +87,6 @@ def kill_workers(at: Attacker) -> None:
 
 
 def deaths(at: Attacker) -> None:
-    """20 engine processes are killed, each as soon as it serves."""
     before = at.server.descriptors()
     for _ in range(DEATHS):
         engine = at.server.engine

@@ -70,7 +70,6 @@ def slow_schema(number: int, strings: int = 2400) -> Schema:
 
 
 def slow(at: Attacker) -> None:
-    """12 valid grammars that take seconds each, at once."""
 
     def send(number: int) -> None:
         form = {"type": "json_schema", "json_schema": {"name": "a", "schema": slow_schema(number)}}
@@ -82,7 +81,6 @@ def slow(at: Attacker) -> None:
 
 
 def different(at: Attacker) -> None:
-    """500 grammars, each another."""
 
     def send(number: int) -> None:
         kinds: tuple[Schema, ...] = (

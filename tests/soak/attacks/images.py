@@ -40,7 +40,6 @@ def _send(at: Attacker, path: str, name: str, data: bytes) -> int:
 
 
 def mutated(at: Attacker) -> None:
-    """500 files with changed bytes, each through one of the APIs."""
     found: Counter[int] = Counter()
 
     def send(pair: tuple[int, tuple[str, bytes]]) -> None:

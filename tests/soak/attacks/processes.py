@@ -84,6 +84,7 @@ class How:
         module: the program.
         pause_s: at most, between a death of the engine and its next start; None: as always.
         tls: it speaks HTTPS.
+        port: where it listens; 0: at a free one.
     """
 
     options: tuple[str, ...] = ()
@@ -92,6 +93,7 @@ class How:
     module: str = SERVER
     pause_s: float | None = None
     tls: bool = False
+    port: int = 0
 
 
 class Server:
@@ -99,14 +101,14 @@ class Server:
 
     def __init__(self, folder: Path, how: How) -> None:
         self.folder, self.how = folder, how
-        self.address = ("127.0.0.1", free_port())
+        self.address = ("127.0.0.1", how.port or free_port())
         self.url = "{}://{}:{}".format("https" if how.tls else "http", *self.address)
         self.log, self._callbacks = folder / "log", folder / "callbacks"
         command = [sys.executable, "-P", str(HERE / "launch.py"), str(self._callbacks), how.module]
         command += ["--serve"] if how.module == SERVER else ["front"]
         command += ["--port", str(self.address[1])]
         pause = {} if how.pause_s is None else {PAUSE: str(how.pause_s)}
-        with self.log.open("wb") as target:
+        with self.log.open("ab") as target:
             self.process = subprocess.Popen(
                 ["sh", "-c", f'{how.shell}\nexec "$@"', "sh", *command, *how.options],
                 cwd=folder,

@@ -2,7 +2,6 @@
 
 import json
 import time
-from typing import Any
 
 from tests.soak.attacks.attack import RESPONSES, Answer, Attack, Attacker
 
@@ -23,16 +22,6 @@ name = "honest"
 key = "{HONEST}"
 """
 MIB = 1 << 20
-
-
-def _items(size: int, count: int) -> list[Any]:
-    text = "a" * (size // count)
-    return [{"role": "user", "content": text} for _ in range(count)]
-
-
-def _body(size: int, count: int = 1, **more: Any) -> dict[str, Any]:
-    body = {"input": _items(size, count), "max_output_tokens": 2, "truncation": "auto"}
-    return body | {"max_output_tokens": 1} | more
 
 
 def background(at: Attacker) -> None:

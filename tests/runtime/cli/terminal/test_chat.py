@@ -75,7 +75,6 @@ def _type(session: Session, chat: ChatHistory, *lines: str | None) -> str:
 
 
 def test_a_sessions_options_are_those_of_its_chats(folder: Path) -> None:
-    """As a server's; `/think` has precedence."""
     ask, open_thought = [{"role": "user", "content": "hi"}], "assistant\n<think>\n"
     plain = Session(folder, EngineOptions())
     assert plain.thinks and plain.render(ask).endswith(open_thought)

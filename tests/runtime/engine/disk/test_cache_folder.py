@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -83,29 +83,11 @@ def _flip(file: Path, rng: random.Random) -> None:
     file.write_bytes(data)
 
 
-def _cut(file: Path, rng: random.Random) -> None:
-    os.truncate(file, rng.randrange(file.stat().st_size))
-
-
-def _lengthen(file: Path, rng: random.Random) -> None:
-    with file.open("ab") as end:
-        end.write(rng.randbytes(rng.randint(1, 50)))
-
-
 def _tear(file: Path, rng: random.Random) -> None:
     """Blocks that a power failure left empty."""
     data, at = bytearray(file.read_bytes()), rng.randrange(SIZE)
     data[at:] = bytes(len(data) - at)
     file.write_bytes(data)
-
-
-def _replace(file: Path, rng: random.Random) -> None:
-    """Whole and sound, but of another name."""
-    file.write_bytes((file.parent / name(99)).read_bytes())
-
-
-def _foreign(file: Path, rng: random.Random) -> None:
-    file.write_bytes(rng.randbytes(file.stat().st_size))
 
 
 def _link(file: Path, rng: random.Random) -> None:
@@ -118,31 +100,35 @@ def _pipe(file: Path, rng: random.Random) -> None:
     os.mkfifo(file)
 
 
-def _remove(file: Path, rng: random.Random) -> None:
-    file.unlink()
-
-
-DAMAGE = (_flip, _cut, _lengthen, _tear, _replace, _foreign, _link, _pipe, _remove)
+DAMAGE: dict[str, Callable[[Path, random.Random], object]] = {
+    "flip": _flip,
+    "cut": lambda file, rng: os.truncate(file, rng.randrange(file.stat().st_size)),
+    "lengthen": lambda file, rng: file.write_bytes(file.read_bytes() + rng.randbytes(9)),
+    "tear": _tear,
+    "replace": lambda file, rng: file.write_bytes((file.parent / name(99)).read_bytes()),
+    "foreign": lambda file, rng: file.write_bytes(rng.randbytes(file.stat().st_size)),
+    "link": _link,
+    "pipe": _pipe,
+    "remove": lambda file, rng: file.unlink(),
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_what_is_not_as_it_was_written_is_refused_and_removed(
-    damage: object, tmp_path: Path
-) -> None:
+def test_what_is_not_as_it_was_written_is_refused_and_removed(damage: str, tmp_path: Path) -> None:
     """Found at the start or while it is open; each of 12 random places."""
-    rng = random.Random(damage.__name__)  # type: ignore[attr-defined]
+    rng = random.Random(damage)
     with opened(tmp_path) as folder:
         put(folder, *range(12), 99)
     for number in range(12):
         if number % 2:
-            damage(tmp_path / name(number), rng)  # type: ignore[operator]
+            DAMAGE[damage](tmp_path / name(number), rng)
         with opened(tmp_path) as folder:
             if not number % 2:
-                damage(tmp_path / name(number), rng)  # type: ignore[operator]
+                DAMAGE[damage](tmp_path / name(number), rng)
             known = folder.readable(name(number))
             assert not read(folder, number) and folder.refused == 1
             assert not folder.has(name(number)) and read(folder, 99)
-            assert known or damage in (_link, _pipe, _remove)
+            assert known or damage in ("link", "pipe", "remove")
             assert not os.path.lexists(tmp_path / name(number))
             put(folder, number)
             assert read(folder, number)
@@ -213,7 +199,6 @@ def test_one_thread_writes_and_it_is_not_the_callers(
 
 
 def test_a_folder_has_one_process_at_a_time(tmp_path: Path) -> None:
-    """Of another process, which is killed."""
     code = "import sys, time; from pathlib import Path; from spark_engine.runtime.engine.disk."
     code += "cache_folder import *; f = CacheFolder(Path(sys.argv[1]), 9999); print('open', "
     code += "flush=True); time.sleep(60)"

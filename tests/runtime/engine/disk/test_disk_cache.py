@@ -24,6 +24,7 @@ from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.engine.policy import prefix_admission
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.runtime.executors.memory import States
+from tests.runtime.engine.drive import drain, tokens_of
 from tests.runtime.engine.invariants import check_engine, check_idle
 from tests.runtime.engine.test_traces import (
     Trace,
@@ -31,7 +32,6 @@ from tests.runtime.engine.test_traces import (
     forks,
     pictured,
     replay,
-    tokens_of,
 )
 from tests.runtime.fake_executor import VOCAB, build_fake, poison_free
 from tests.runtime.generated import tried
@@ -89,8 +89,7 @@ class Lives:
         """It has read what it may before the first request."""
         self.engine.close()
         self.start(**options)
-        while not self.engine.idle:
-            assert not self.engine.step()
+        assert not drain(self.engine)
         check_idle(self.engine)
         return self.engine
 
@@ -101,10 +100,7 @@ class Lives:
 
     def ask(self, request: Request) -> tuple[list[int], int]:
         """Its tokens, and how many of its prompt were not computed."""
-        self.engine.submit(request)
-        events: list[Event] = []
-        while not self.engine.idle:
-            events += self.engine.step()
+        (events,) = drain(self.engine, request).values()
         check_idle(self.engine)
         assert len(events) and [e for e in events if e.finish] == events[-1:]
         return tokens_of(events), events[-1].cached
@@ -190,8 +186,7 @@ def test_a_request_comes_before_what_a_start_reads(
     engine.submit(request(20))
     while not any(event.finish for event in engine.step()):
         assert not (engine.scheduler.running and lives.disk.reader.held)
-    while not engine.idle:
-        assert not engine.step()
+    assert not drain(engine)
     read = lives.disk.reader.read
     assert lives.ask(request(131, salt=bytes([131]))) == (expected[1][0], 192)
     assert lives.disk.reader.read == read
@@ -248,8 +243,7 @@ def test_what_gave_numbers_that_are_not_finite_is_removed(lives: Lives, tmp_path
     assert seq.cached == 192
     lives.engine.scheduler.finish(seq, FinishReason.ERROR, sound=False)
     del lives.engine._live[seq.id]
-    while not lives.engine.idle:
-        lives.engine.step()
+    drain(lives.engine)
     lives.restart()
     assert lives.ask(request())[1] < 192
 
@@ -274,8 +268,7 @@ def test_what_is_evicted_while_it_is_copied(lives: Lives, monkeypatch: pytest.Mo
         engine.clear_cache()
         poison_free(engine)
         assert rows.free == rows.size - pinned
-        while not engine.idle:
-            engine.step()
+        drain(engine)
         folder.flush(10)
         assert rows.free == rows.size and len(folder._files) == files + pinned
     lives.restart()
@@ -343,8 +336,7 @@ def test_others_run_while_a_prefix_is_read_and_while_the_disk_is_slow(
         assert lives.disk.folder.queued < 3000
     assert ended == 20 and lives.disk.busy and not engine.idle
     written.set()
-    while not engine.idle:
-        engine.step()
+    drain(engine)
     lives.disk.folder.flush(10)
     assert lives.disk.folder.queued == 0
 

@@ -306,6 +306,5 @@ def step_seconds(waiting: int, kind: str) -> list[float]:
 
 @pytest.mark.parametrize("kind", ["one", "its own"])
 def test_five_thousand_that_wait_cost_a_step_little(kind: str) -> None:
-    """A step costs what it admits, and not what waits."""
     few, many = step_seconds(50, kind), step_seconds(5000, kind)
     assert many[20] < 2 * few[20] + 0.001 and many[20] < 0.005, (few, many)

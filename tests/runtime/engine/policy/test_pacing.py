@@ -92,21 +92,6 @@ def test_a_step_holds_the_prefill_that_the_policy_allows_with_decode(
     assert make(policy).tiles([waiting(10_000)], LIVE) == tiles
 
 
-def test_a_balanced_launch_keeps_nine_tenths_of_the_rate_and_no_more() -> None:
-    costs = {(PREFILL, b): 2_000.0 + 1_000.0 * b for b in BUCKETS}
-    costs |= {(DECODE, 1): 5_900.0, (DECODE, 64): 12_500.0}
-    assert make(costs=costs).tiles([waiting(10_000)], LIVE) == 16
-    costs[PREFILL, 8] = 9_000.0
-    assert make(costs=costs).tiles([waiting(10_000)], LIVE) == 8
-
-
-def test_every_prompt_that_waits_may_add_to_a_balanced_step() -> None:
-    """Of 42.5 ms that one may add, 26 are four tiles; eight take 46, sixteen 86."""
-    for prompts, tiles in ((1, 4), (2, 8), (3, 16), (9, 16)):
-        order = [waiting(10_000, number=n) for n in range(prompts)]
-        assert make().tiles(order, LIVE) == tiles
-
-
 def test_a_balanced_step_is_short_by_a_lone_rows_too() -> None:
     """A model ten times as fast: 12.5 lone steps are 7.4 ms, of which decode takes 1.25."""
     quick = {key: cost / 10 for key, cost in COSTS.items()}

@@ -16,6 +16,7 @@ from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import EngineSizes
 from tests.runtime.engine import automaton
+from tests.runtime.engine.drive import drain, tokens_of
 from tests.runtime.engine.invariants import check_idle, check_scheduler
 from tests.runtime.fake_executor import VOCAB, build_fake, poison_free
 
@@ -30,19 +31,18 @@ def make(limits: Limits = LIMITS, invariant: bool = False, **options: object) ->
 
 
 def ask(
-    engine: Engine, prompt: tuple[int, ...], marks: tuple[int, ...] = (), **more: object
+    engine: Engine,
+    prompt: tuple[int, ...],
+    marks: tuple[int, ...] = (),
+    salt: bytes = b"",
+    **more: object,
 ) -> int:
     params = SamplingParams(**{"max_tokens": 4, "ignore_eos": True, "seed": 1, **more})  # type: ignore[arg-type]
-    return engine.submit(Request(prompt, params, marks=marks))
+    return engine.submit(Request(prompt, params, marks=marks, salt=salt))
 
 
 def finish(engine: Engine) -> dict[int, list[Event]]:
-    events: dict[int, list[Event]] = {}
-    while not engine.idle:
-        for event in engine.step():
-            events.setdefault(event.request_id, []).append(event)
-        check_scheduler(engine.scheduler)
-        poison_free(engine)
+    events = drain(engine, after=lambda: (check_scheduler(engine.scheduler), poison_free(engine)))
     check_idle(engine)
     return events
 
@@ -55,7 +55,7 @@ def cached(engine: Engine, prompt: tuple[int, ...], **more: object) -> int:
 
 def answer(engine: Engine, prompt: tuple[int, ...], **more: object) -> tuple[int, ...]:
     number = ask(engine, prompt, **more)  # type: ignore[arg-type]
-    return tuple(e.token for e in finish(engine)[number] if e.token is not None)
+    return tuple(tokens_of(finish(engine)[number]))
 
 
 def own(n: int, count: int = 9) -> tuple[int, ...]:
@@ -190,16 +190,6 @@ def test_a_request_that_lost_its_pages_begins_where_it_was() -> None:
     assert stats["prefix_queries"] == 300, "it was looked up for the client once"
 
 
-def test_what_gave_no_finite_answer_is_not_taken_over() -> None:
-    engine = make()
-    number = ask(engine, STEM[:300])
-    while not engine._live[number].tokens[300:]:
-        engine.step()
-    engine.scheduler.finish(engine._live.pop(number), FinishReason.ERROR, sound=False)
-    finish(engine)
-    assert cached(engine, STEM[:301]) == 0 and engine.scheduler.prefix.lost == 0
-
-
 def test_a_grammar_that_fails_takes_nothing_from_others() -> None:
     engine = make(grammars=automaton.Automaton)
     number = ask(engine, STEM[:300])
@@ -320,33 +310,25 @@ def test_a_round_that_went_beyond_an_end_leaves_nothing_wrong(depth: int) -> Non
     assert hits > 5
 
 
-def salted(engine: Engine, prompt: tuple[int, ...], salt: bytes) -> int:
-    """Tokens of the prompt that are not computed, asked now and alone."""
-    params = SamplingParams(max_tokens=4, ignore_eos=True, seed=1)
-    number = engine.submit(Request(prompt, params, salt=salt))
-    return finish(engine)[number][-1].cached
-
-
 @pytest.mark.parametrize("length", [30, 400])  # less than a page is kept behind the root
 def test_prompts_share_with_those_of_the_same_salt_alone(length: int) -> None:
     engine, prompt = make(replace(LIMITS, page_size=64, pages=90)), STEM[:length] + own(1, 70)
-    hits = salted(engine, prompt, b""), salted(engine, prompt + own(2), b"")
+    hits = cached(engine, prompt, salt=b""), cached(engine, prompt + own(2), salt=b"")
     assert hits[0] == 0 < hits[1]
     for salt in (b"a", b"b", b"\0"):
-        assert salted(engine, prompt, salt) == 0
-        assert salted(engine, prompt + own(2), salt) == hits[1]
-    assert salted(engine, prompt + own(3), b"") == hits[1]
+        assert cached(engine, prompt, salt=salt) == 0
+        assert cached(engine, prompt + own(2), salt=salt) == hits[1]
+    assert cached(engine, prompt + own(3), salt=b"") == hits[1]
     assert len(engine.scheduler.prefix.cache._roots) == 4
     engine.clear_cache()
     assert not engine.scheduler.prefix.cache._roots and engine.stats()["cache_bytes"] == 0
-    assert salted(engine, prompt + own(2), b"a") == 0
+    assert cached(engine, prompt + own(2), salt=b"a") == 0
 
 
 def test_a_fork_with_another_salt_reuses_nothing() -> None:
     engine = make()
     for n, salt in enumerate((b"a", b"b", b"a", b"", b"b", b"")):
-        params = SamplingParams(max_tokens=4, ignore_eos=True, seed=1)
-        engine.submit(Request(STEM[:256] + own(n), params, salt=salt))
+        ask(engine, STEM[:256] + own(n), salt=salt)
     events = finish(engine)
     assert [e[-1].cached for _, e in sorted(events.items())] == [0, 0, 256, 0, 256, 256]
     assert engine.stats()["prefilled"] == 3 * 256 + 6 * 9
@@ -355,14 +337,13 @@ def test_a_fork_with_another_salt_reuses_nothing() -> None:
 def test_what_gave_no_finite_answer_is_forgotten_of_its_salt_alone() -> None:
     engine = make()
     for salt in (b"a", b"b"):
-        salted(engine, STEM[:300], salt)
-    params = SamplingParams(max_tokens=9, ignore_eos=True, seed=1)
-    number = engine.submit(Request(STEM[:310], params, salt=b"a"))
+        cached(engine, STEM[:300], salt=salt)
+    number = ask(engine, STEM[:310], salt=b"a", max_tokens=9)
     while not engine._live[number].tokens[310:]:
         engine.step()
     engine.scheduler.finish(engine._live.pop(number), FinishReason.ERROR, sound=False)
     finish(engine)
-    assert [salted(engine, STEM[:310], salt) for salt in (b"a", b"b")] == [0, 256]
+    assert [cached(engine, STEM[:310], salt=salt) for salt in (b"a", b"b")] == [0, 256]
 
 
 # ---- by the numbers alone ----------------------------------------------------------------------

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_engine.errors import InternalError
 from spark_engine.runtime.engine.policy.page_names import page_names
 from spark_engine.runtime.engine.policy.prefix_cache import PrefixCache
 from spark_engine.runtime.engine.policy.prefix_eviction import HYSTERESIS, TAU, EvictionScore
@@ -223,19 +222,6 @@ def story(world: World, tokens: list[int], *positions: int) -> Running:
     return seq
 
 
-def test_one_page_is_kept_for_the_same_tokens_that_two_computed() -> None:
-    world = World(20, 9, 1 << 20)
-    first, second = story(world, [*range(9)]), story(world, [*range(9)])
-    assert world.pages.kept == 2 and set(first.pages).isdisjoint(second.pages)
-    world.end(first)
-    assert (world.pages.free, world.pages.spare) == (20 - 3 - 2, 2)
-    world.extend(second, 0)
-    second.node = None
-    world.extend(second, 8)
-    world.check()
-    assert (world.pages.free, world.pages.spare) == (20 - 3, 0), "the one that runs brings its own"
-
-
 def test_the_least_worth_goes_first() -> None:
     """A state that saves more, one that was used, and one that is newer stay longer."""
     world = World(60, 3, 1 << 20)
@@ -413,17 +399,3 @@ def test_the_next_of_a_conversation_is_known_by_its_tokens_once_pages_were_made_
         assert state.is_followed_by(node)
     for node in (other, started, below(below(root, b"c"), b"b"), below(other, b"b")):
         assert not state.is_followed_by(node)
-
-
-def test_check_finds_what_hangs_on_nothing() -> None:
-    world = World(20, 9, 1 << 20)
-    seq = story(world, [*range(13)], 8)
-    state = world.match([*range(13)]).snapshot
-    assert state and seq.node
-    state.node.snapshot = None
-    with pytest.raises(InternalError, match="a cached state is at no node"):
-        check_cache(world.cache)
-    state.node.snapshot = state
-    seq.node.parent.children.clear()  # type: ignore[union-attr]
-    with pytest.raises(InternalError, match="the node that ends at 12 is on no path"):
-        check_cache(world.cache)

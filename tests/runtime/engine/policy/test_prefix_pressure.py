@@ -12,7 +12,8 @@ import pytest
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.policy.prefix_eviction import HYSTERESIS, TAU
-from spark_engine.runtime.engine.request import Event, Request, SamplingParams
+from spark_engine.runtime.engine.request import Request, SamplingParams
+from tests.runtime.engine.drive import drain, tokens_of
 from tests.runtime.engine.invariants import check_scheduler
 from tests.runtime.fake_executor import VOCAB, build_fake
 
@@ -50,13 +51,11 @@ class Pressed:
     def ask(self, agent: Agent) -> int:
         """One turn; the tokens of its prompt that were found."""
         marks = (SYSTEM, len(agent.ids) - 8)
-        self.engine.submit(Request(tuple(agent.ids), GREEDY, marks=marks))
-        events: list[Event] = []
-        while not self.engine.idle:
-            events += self.engine.step()
+        request = Request(tuple(agent.ids), GREEDY, marks=marks)
+        (events,) = drain(self.engine, request).values()
         check_scheduler(self.engine.scheduler)
         self.now += SECONDS
-        agent.ids += [e.token for e in events if e.token is not None] + self.draw(NEW)
+        agent.ids += tokens_of(events) + self.draw(NEW)
         return events[-1].cached
 
     def found(self, shuffled: bool) -> float:
@@ -95,11 +94,8 @@ def test_of_a_conversation_the_latest_state_stays() -> None:
 def test_several_answers_to_a_prompt_leave_none_of_them_behind() -> None:
     world = Pressed(4.0)
     prompt, cache = tuple(world.draw(300)), world.engine.scheduler.prefix.cache
-    for seed in range(3):
-        params = SamplingParams(max_tokens=9, ignore_eos=True, seed=seed)
-        world.engine.submit(Request(prompt, params))
-    while not world.engine.idle:
-        world.engine.step()
+    params = (SamplingParams(max_tokens=9, ignore_eos=True, seed=seed) for seed in range(3))
+    drain(world.engine, *(Request(prompt, each) for each in params))
     assert len(cache._states) == 4 and not any(state.superseded for state in cache._states)
 
 
@@ -108,12 +104,9 @@ def test_a_shared_beginning_is_found_in_a_cache_full_of_recent_pages() -> None:
     for agent in world.agents[:3]:
         world.ask(agent)
         world.ask(agent)
-    begin, events = world.draw(640), dict[int, Event]()
-    for n in range(8):
-        world.engine.submit(Request((*begin, n), GREEDY))
-    while not world.engine.idle:
-        events |= {e.request_id: e for e in world.engine.step()}
-    assert [e.cached for e in events.values()].count(640) == 7
+    begin = world.draw(640)
+    events = drain(world.engine, *(Request((*begin, n), GREEDY) for n in range(8)))
+    assert [of[-1].cached for of in events.values()].count(640) == 7
 
 
 def test_what_was_not_used_for_long_goes_for_what_is_new() -> None:

@@ -23,6 +23,9 @@ CALL = (
     "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n"
     "</function>\n</tool_call>"
 )
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+USER = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 T = TypeVar("T")
 
@@ -45,6 +48,11 @@ def script(text: str, finish: FinishReason = FinishReason.STOP) -> list[Event]:
         ids.append(1)
     events = [Event(0, i, -0.5, ((i, -0.5), (i + 1, -1.5))) for i in ids]
     return [*events[:-1], events[-1]._replace(finish=finish)] if events else []
+
+
+def failing_script() -> list[Event]:
+    """A token, and then logits that are not finite."""
+    return [Event(0, 70, -0.5), Event(0, finish=FinishReason.ERROR, message="nan")]
 
 
 class ApiClient:
@@ -95,11 +103,11 @@ def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
 def tool_result(path: str, content: Any, name: str = "f") -> list[Any]:
     """A question, a call and its result, as an API has them."""
     ask = {"role": "user", "content": "look"}
-    if path == "/v1/chat/completions":
+    if path == CHAT:
         call = {"id": "c", "type": "function", "function": {"name": name, "arguments": "{}"}}
         said = {"role": "assistant", "content": None, "tool_calls": [call]}
         return [ask, said, {"role": "tool", "tool_call_id": "c", "content": content}]
-    if path == "/v1/messages":
+    if path == MESSAGES:
         use = {"type": "tool_use", "id": "c", "name": name, "input": {}}
         block = {"type": "tool_result", "tool_use_id": "c", "content": content}
         said = {"role": "assistant", "content": [use]}

@@ -7,10 +7,19 @@ import pytest
 
 from spark_engine.errors import RequestError
 from spark_engine.runtime.server.api.chat import ChatBody
-from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, ApiClient, events
+from tests.runtime.server.api.api_client import (
+    CALL,
+    CHAT,
+    MESSAGES,
+    RESPONSES,
+    SCHEMA,
+    TEXT,
+    THOUGHT,
+    USER,
+    ApiClient,
+    events,
+)
 
-PATH = "/v1/chat/completions"
-USER = [{"role": "user", "content": "hi"}]
 FUNCTION = {"name": "weather", "parameters": SCHEMA, "strict": False}
 NESTED = {"type": "function", "function": FUNCTION}
 PATCH = {"type": "custom", "custom": {"name": "patch", "description": "d"}}
@@ -34,9 +43,9 @@ def test_every_form_of_a_function(tool: dict[str, Any]) -> None:
 
 def test_tools_that_another_server_runs_are_left_out() -> None:
     server = ApiClient(THOUGHT + "Hello")
-    answer = server.post(PATH, {"messages": USER, "tools": [*HOSTED, NESTED]})
+    answer = server.post(CHAT, {"messages": USER, "tools": [*HOSTED, NESTED]})
     assert answer.status_code == 200 and "web_search" not in server.prompt
-    assert server.post(PATH, {"messages": USER, "tools": HOSTED}).status_code == 200
+    assert server.post(CHAT, {"messages": USER, "tools": HOSTED}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -57,7 +66,7 @@ def test_every_form_of_a_choice(choice: Any, want: Any) -> None:
         want = {"type": "function", "function": {"name": want[0]}}
     assert read([NESTED, PATCH], choice)[1] == want
     body = {"messages": USER, "tools": [NESTED, PATCH], "tool_choice": choice}
-    assert ApiClient(THOUGHT + "Hello").post(PATH, body).status_code == 200
+    assert ApiClient(THOUGHT + "Hello").post(CHAT, body).status_code == 200
 
 
 def test_of_tools_only_the_allowed_ones_are_offered() -> None:
@@ -85,7 +94,7 @@ def test_a_function_without_a_name_is_refused(tool: dict[str, Any]) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_call_of_a_custom_tool(stream: bool) -> None:
     server = ApiClient(THOUGHT + CUSTOM + "\n" + CALL)
-    answer = server.post(PATH, {"messages": USER, "tools": [PATCH, NESTED], "stream": stream})
+    answer = server.post(CHAT, {"messages": USER, "tools": [PATCH, NESTED], "stream": stream})
     if stream:
         calls: dict[int, Any] = {}
         for _, data in events(answer):
@@ -104,13 +113,13 @@ def test_the_call_of_a_custom_tool(stream: bool) -> None:
     assert json.loads(function["function"]["arguments"]) == {"city": "Paris"}
     said = {"role": "assistant", "content": None, "tool_calls": [custom, function]}
     again = [*USER, said, {"role": "tool", "tool_call_id": custom["id"], "content": "done"}]
-    assert server.post(PATH, {"messages": again, "tools": [PATCH]}).status_code == 200
+    assert server.post(CHAT, {"messages": again, "tools": [PATCH]}).status_code == 200
     assert f"input={PATCHED}" in server.prompt
 
 
 def test_usage_is_null_until_the_last_event() -> None:
     body = {"messages": USER, "stream": True, "stream_options": {"include_usage": True}}
-    found = [d for _, d in events(ApiClient(THOUGHT + "Hello").post(PATH, body)) if d != "[DONE]"]
+    found = [d for _, d in events(ApiClient(THOUGHT + "Hello").post(CHAT, body)) if d != "[DONE]"]
     assert all(data["usage"] is None for data in found[:-1])
     assert found[-1]["usage"]["completion_tokens"] > 3 and found[-1]["choices"] == []
 
@@ -127,26 +136,18 @@ def test_a_path_with_a_slash_behind_it() -> None:
 def test_half_a_character_in_a_history_ends_no_chat(half: str) -> None:
     """Agents cut what their tools say, some in the middle of a character."""
     server, text = ApiClient("Hello"), f'[{{"role": "user", "content": "{half}"}}]'
-    for path, name in (
-        (PATH, "messages"),
-        ("/v1/messages", "messages"),
-        ("/v1/responses", "input"),
-    ):
+    for path, name in ((CHAT, "messages"), (MESSAGES, "messages"), (RESPONSES, "input")):
         answer = server.post(path, f'{{"{name}": {text}}}'.encode())
         assert answer.status_code == 200 and "\ufffd" in server.prompt
-    counted = server.post("/v1/messages/count_tokens", f'{{"messages": {text}}}'.encode())
+    counted = server.post(MESSAGES + "/count_tokens", f'{{"messages": {text}}}'.encode())
     assert counted.status_code == 200
-    assert server.post("/v1/completions", f'{{"prompt": "{half}"}}'.encode()).status_code == 400
+    assert server.post(TEXT, f'{{"prompt": "{half}"}}'.encode()).status_code == 400
 
 
 def test_a_chat_that_is_too_long_says_what_to_do() -> None:
     server = ApiClient("x", context=64)
     long = [{"role": "user", "content": "a bear " * 200}]
-    for path, name in (
-        (PATH, "messages"),
-        ("/v1/messages", "messages"),
-        ("/v1/responses", "input"),
-    ):
+    for path, name in ((CHAT, "messages"), (MESSAGES, "messages"), (RESPONSES, "input")):
         error = server.post(path, {name: long}).json()["error"]["message"]
         assert error.startswith("prompt is too long: ") and "context length is 64 tokens" in error
         assert "start a new one" in error and "--max-context" in error

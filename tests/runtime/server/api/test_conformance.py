@@ -10,12 +10,14 @@ from spark_engine.runtime.engine.request import FinishReason, Request
 from spark_engine.runtime.server.http.openapi import document
 from spark_engine.runtime.server.http.routes import ROUTES
 from spark_engine.runtime.text.thinking import FIELDS, SWITCHES
-from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, ApiClient, tokenizer
+from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, USER, ApiClient, tokenizer
 
 DOCUMENT = document(ROUTES)
-USER = [{"role": "user", "content": "hi"}]
 TOOL = {"name": "weather", "parameters": SCHEMA}
-TOOLS = [{"type": "function", "function": TOOL}]
+TOOLS, OPEN_TOOLS = [{"type": "function", "function": TOOL}], [{"type": "function", **TOOL}]
+ANTHROPIC_TOOLS = [{"name": "weather", "input_schema": SCHEMA}]
+STREAM = {"stream": True}
+SAID = [*USER, {"role": "assistant", "content": "bear"}]
 MARK = "<|im_start|>"
 FORM = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
 
@@ -39,8 +41,20 @@ class Asked:
         return self.request.params
 
     @property
+    def bound(self) -> Any:
+        return self.request.constraint
+
+    @property
     def choice(self) -> Any:
         return self.answer["choices"][0]
+
+    @property
+    def message(self) -> Any:
+        return self.choice["message"]
+
+    @property
+    def logprobs(self) -> Any:
+        return self.choice["logprobs"]["content"]
 
 
 Effect = Callable[[Asked], object]
@@ -54,11 +68,32 @@ def _param(value: Any, name: str, wanted: Any = None, **more: Any) -> Row:
 
 
 def _bound(value: Any, **more: Any) -> Row:
-    def effect(asked: Asked) -> bool:
-        bound = asked.request.constraint
-        return bound is not None and bound.grammar != ""
+    return value, lambda a: a.bound is not None and a.bound.grammar != "", more
 
-    return value, effect, more
+
+def _has(word: str) -> Effect:
+    return lambda a: word in a.prompt
+
+
+def _lacks(word: str) -> Effect:
+    return lambda a: word not in a.prompt
+
+
+def _only(*kinds: str) -> Effect:
+    """The answer has just these items or blocks."""
+
+    def effect(asked: Asked) -> bool:
+        rows = asked.answer.get("output") or asked.answer["content"]
+        return tuple(row["type"] for row in rows) == kinds
+
+    return effect
+
+
+def _first_is_an_id(asked: Asked) -> bool:
+    """The first token of the answer's log-probabilities."""
+    rows = asked.choice["logprobs"]
+    first = rows["content"][0]["token"] if "content" in rows else rows["tokens"][0]
+    return str(first).startswith("token_id:")
 
 
 def _thought_of(asked: Asked) -> bool:
@@ -66,7 +101,12 @@ def _thought_of(asked: Asked) -> bool:
 
 
 def _budget(asked: Asked) -> bool:
-    return asked.request.constraint is not None and asked.request.constraint.budget == 7
+    return asked.bound is not None and asked.bound.budget == 7
+
+
+def _called_as_a_function(asked: Asked) -> bool:
+    called = asked.message["function_call"]["name"] == "weather"
+    return called and asked.choice["finish_reason"] == "function_call"
 
 
 def _refused(value: Any, words: str) -> Row:
@@ -95,18 +135,11 @@ SHARED: Mapping[str, Row] = {
     "frequency_penalty": _param(0.5, "frequency"),
     "repetition_penalty": _param(1.5, "repetition"),
     "logit_bias": _param({"5": 2.0}, "logit_bias", {5: 2.0}),
-    "allowed_token_ids": (
-        [5, 9, 7, 8],
-        lambda a: a.request.constraint.grammar.endswith("\nid: <[5,7-9]>"),  # type: ignore[union-attr]
-    ),
-    "bad_words": (["ab c"], lambda a: len(a.request.constraint.barred) == 2),  # type: ignore[union-attr]
+    "allowed_token_ids": ([5, 9, 7, 8], lambda a: a.bound.grammar.endswith("\nid: <[5,7-9]>")),
+    "bad_words": (["ab c"], lambda a: len(a.bound.barred) == 2),
     "seed": _param(77, "seed"),
     "stream": (True, lambda a: a.text.startswith("data: {")),
-    "stream_options": (
-        {"include_usage": True},
-        lambda a: '"completion_tokens"' in a.text,
-        {"stream": True},
-    ),
+    "stream_options": ({"include_usage": True}, lambda a: '"completion_tok' in a.text, STREAM),
     "return_token_ids": (True, lambda a: len(a.choice["token_ids"]) > 2),
     "return_tokens_as_token_ids": (True, lambda a: '"token_id:' in a.text),
     "skip_special_tokens": (False, lambda a: MARK in _text(a)),
@@ -117,7 +150,7 @@ SHARED: Mapping[str, Row] = {
     "drafts": _param(0, "drafts"),  # which is not none
     "return_draft_counts": _param(True, "draft_counts"),
     "cache_salt": ("mine", lambda a: len(a.request.salt) == 16),
-    "prompt_logprobs": (1, lambda a: a.request.constraint is not None and a.params.logprobs == 1),
+    "prompt_logprobs": (1, lambda a: a.bound is not None and a.params.logprobs == 1),
     "response_format": _bound(FORM),
     "guided_json": _bound(SCHEMA),
     "guided_regex": _bound("a+"),
@@ -133,43 +166,21 @@ TEXT: Mapping[str, Row] = {
     "logprobs": (2, lambda a: len(a.choice["logprobs"]["top_logprobs"][0]) == 2),
     "echo": (True, lambda a: a.choice["text"].startswith("a bear")),
     "suffix": _refused("x", "suffix is not supported"),
-    "return_tokens_as_token_ids": (
-        True,
-        lambda a: a.choice["logprobs"]["tokens"][0].startswith("token_id:"),
-        {"logprobs": 0},
-    ),
+    "return_tokens_as_token_ids": (True, _first_is_an_id, {"logprobs": 0}),
 }
 CHAT: Mapping[str, Row] = {
     **SHARED,
-    "messages": ([{"role": "user", "content": "bear"}], lambda a: "bear" in a.prompt),
+    "messages": ([{"role": "user", "content": "bear"}], _has("bear")),
     "max_completion_tokens": _param(3, "max_tokens", max_tokens=9),
-    "logprobs": (True, lambda a: a.choice["logprobs"]["content"][0]["logprob"] == -0.5),
-    "top_logprobs": (
-        2,
-        lambda a: len(a.choice["logprobs"]["content"][0]["top_logprobs"]) == 2,
-        {"logprobs": True},
-    ),
-    "return_tokens_as_token_ids": (
-        True,
-        lambda a: a.choice["logprobs"]["content"][0]["token"].startswith("token_id:"),
-        {"logprobs": True},
-    ),
-    "tools": (TOOLS, lambda a: "weather" in a.prompt),
-    "tool_choice": ("none", lambda a: "weather" not in a.prompt, {"tools": TOOLS}),
-    "functions": (
-        [TOOL],
-        lambda a: (
-            a.choice["message"]["function_call"]["name"] == "weather"
-            and a.choice["finish_reason"] == "function_call"
-        ),
-    ),
+    "logprobs": (True, lambda a: a.logprobs[0]["logprob"] == -0.5),
+    "top_logprobs": (2, lambda a: len(a.logprobs[0]["top_logprobs"]) == 2, {"logprobs": True}),
+    "return_tokens_as_token_ids": (True, _first_is_an_id, {"logprobs": True}),
+    "tools": (TOOLS, _has("weather")),
+    "tool_choice": ("none", _lacks("weather"), {"tools": TOOLS}),
+    "functions": ([TOOL], _called_as_a_function),
     "echo": _refused(True, "use /v1/completions"),
-    "function_call": ("none", lambda a: "weather" not in a.prompt, {"functions": [TOOL]}),
-    "parallel_tool_calls": (
-        False,
-        lambda a: len(a.choice["message"]["tool_calls"]) == 1,
-        {"tools": TOOLS},
-    ),
+    "function_call": ("none", _lacks("weather"), {"functions": [TOOL]}),
+    "parallel_tool_calls": (False, lambda a: len(a.message["tool_calls"]) == 1, {"tools": TOOLS}),
     "chat_template_kwargs": ({"enable_thinking": False}, lambda a: not _thought_of(a)),
     "enable_thinking": (False, lambda a: not _thought_of(a)),
     "thinking": ({"type": "disabled"}, lambda a: not _thought_of(a)),
@@ -183,20 +194,16 @@ CHAT: Mapping[str, Row] = {
     "thinking_budget_tokens": (7, _budget),
     "enableThinking": (False, lambda a: not _thought_of(a)),
     "think": (False, lambda a: not _thought_of(a)),
-    "include_reasoning": (False, lambda a: "reasoning" not in a.choice["message"]),
-    "add_generation_prompt": (False, lambda a: "assistant" not in a.prompt),
-    "continue_final_message": (
-        True,
-        lambda a: a.prompt.endswith("bear"),
-        {"messages": [*USER, {"role": "assistant", "content": "bear"}]},
-    ),
+    "include_reasoning": (False, lambda a: "reasoning" not in a.message),
+    "add_generation_prompt": (False, _lacks("assistant")),
+    "continue_final_message": (True, lambda a: a.prompt.endswith("bear"), {"messages": SAID}),
 }
 THINKING = {name: CHAT[name] for name in FIELDS}
 RESPONSES: Mapping[str, Row] = {
     **THINKING,
-    "input": ("bear", lambda a: "bear" in a.prompt),
+    "input": ("bear", _has("bear")),
     "model": SHARED["model"],
-    "instructions": ("bear", lambda a: "system\nbear" in a.prompt),
+    "instructions": ("bear", _has("system\nbear")),
     "previous_response_id": ("resp_1", lambda a: a.status == 404),
     "store": (False, lambda a: a.answer["store"] is False),
     "stream": (True, lambda a: a.text.startswith("event: response.created")),
@@ -210,21 +217,10 @@ RESPONSES: Mapping[str, Row] = {
     "stop": ("l", lambda a: a.answer["status"] == "completed"),
     "top_logprobs": _param(2, "logprobs"),
     "include": (["message.output_text.logprobs"], lambda a: a.params.logprobs == 0),
-    "tools": ([{"type": "function", **TOOL}], lambda a: "weather" in a.prompt),
-    "tool_choice": (
-        "none",
-        lambda a: "weather" not in a.prompt,
-        {"tools": [{"type": "function", **TOOL}]},
-    ),
-    "parallel_tool_calls": (
-        False,
-        lambda a: sum(item["type"] == "function_call" for item in a.answer["output"]) == 1,
-        {"tools": [{"type": "function", **TOOL}]},
-    ),
-    "include_reasoning": (
-        False,
-        lambda a: [item["type"] for item in a.answer["output"]] == ["message"],
-    ),
+    "tools": (OPEN_TOOLS, _has("weather")),
+    "tool_choice": ("none", _lacks("weather"), {"tools": OPEN_TOOLS}),
+    "parallel_tool_calls": (False, _only("reasoning", "function_call"), {"tools": OPEN_TOOLS}),
+    "include_reasoning": (False, _only("message")),
     "text": _bound({"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}),
     "truncation": _refused("some", "truncation is 'some'"),
     "chat_template_kwargs": CHAT["chat_template_kwargs"],
@@ -238,25 +234,16 @@ RESPONSES: Mapping[str, Row] = {
     },
     "service_tier": ("auto", lambda a: a.answer["service_tier"] == "default"),
 }
-ANTHROPIC_TOOLS = [{"name": "weather", "input_schema": SCHEMA}]
 COUNTED: Mapping[str, Row] = {
     **{name: row for name, row in THINKING.items() if row[0] == 7},
     **dict.fromkeys(SWITCHES, (True, _thought_of)),
     "reasoning": ({"enabled": True}, _thought_of),
     "reasoning_effort": ("high", _thought_of),
-    "include_reasoning": (
-        False,
-        lambda a: [block["type"] for block in a.answer["content"]] == ["text"],
-        {"think": True},
-    ),
+    "include_reasoning": (False, _only("text"), {"think": True}),
     "messages": CHAT["messages"],
-    "system": ("bear", lambda a: "system\nbear" in a.prompt),
-    "tools": (ANTHROPIC_TOOLS, lambda a: "weather" in a.prompt),
-    "tool_choice": (
-        {"type": "none"},
-        lambda a: "weather" not in a.prompt,
-        {"tools": ANTHROPIC_TOOLS},
-    ),
+    "system": ("bear", _has("system\nbear")),
+    "tools": (ANTHROPIC_TOOLS, _has("weather")),
+    "tool_choice": ({"type": "none"}, _lacks("weather"), {"tools": ANTHROPIC_TOOLS}),
     "thinking": ({"type": "adaptive"}, _thought_of),
     "chat_template_kwargs": ({"enable_thinking": True}, _thought_of),
     "output_config": _bound({"format": {"type": "json_schema", "schema": SCHEMA}}),

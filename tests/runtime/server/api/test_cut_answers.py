@@ -6,31 +6,33 @@ from typing import Any
 import pytest
 
 from spark_engine.runtime.engine.request import FinishReason
-from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, ApiClient, events
+from tests.runtime.server.api.api_client import (
+    CALL,
+    CHAT,
+    MESSAGES,
+    RESPONSES,
+    SCHEMA,
+    THOUGHT,
+    USER,
+    ApiClient,
+    events,
+)
 
-CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 HALF = CALL[: CALL.index("\n</parameter>")]
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
-USER = [{"role": "user", "content": "hi"}]
 FUNCTION = {"name": "weather", "parameters": SCHEMA}
 
 
 def _ask(path: str, answer: str, finish: FinishReason, stream: bool, stop: str | None) -> Any:
+    body: dict[str, Any] = {"messages": USER, "tools": [{"type": "function", "function": FUNCTION}]}
     if path == MESSAGES:
-        body: dict[str, Any] = {
-            "max_tokens": 99,
-            "messages": USER,
-            "stop_sequences": stop and [stop],
-        }
         body |= {"tools": [{"name": "weather", "input_schema": SCHEMA}]}
-        body |= {"thinking": {"type": "adaptive"}}
+        body |= {"thinking": {"type": "adaptive"}, "stop_sequences": stop and [stop]}
     elif path == RESPONSES:
-        body = {"input": "hi", "tools": [{"type": "function", **FUNCTION}], "stop": stop}
-    else:
-        body = {"messages": USER, "tools": [{"type": "function", "function": FUNCTION}]}
-        body |= {"stop": stop}
+        body = {"input": "hi", "tools": [{"type": "function", **FUNCTION}]}
     server = ApiClient(answer, finish)
-    response = server.post(path, {"model": "fake", "stream": stream, **body})
+    body |= {} if path == MESSAGES else {"stop": stop}
+    response = server.post(path, {"max_tokens": 99, "stream": stream, **body})
     assert response.status_code == 200, response.text
     said = answer.partition("</think>")[2].lstrip("\n")
     assert server.client.cancelled == ([0] if stop and stop in said else [])
@@ -49,6 +51,8 @@ def _ask(path: str, answer: str, finish: FinishReason, stream: bool, stop: str |
         (THOUGHT + CALL, STOP, None, "tool_calls"),
         (THOUGHT + CALL + "\nDone. Yes", STOP, ". Y", "tool_calls"),
         (THOUGHT + HALF + "\n</tool_call>", STOP, None, "tool_calls"),
+        ("So it is.\n</think>\n\n" + HALF + " </tool_call> is", STOP, "is", "stop"),
+        ("So\n\nit is.\n</think>\n\n" + CALL + "\n\nDone", STOP, "\n\n", "tool_calls"),
     ],
 )
 def test_only_a_whole_call_is_a_reason_to_end(
@@ -73,44 +77,6 @@ def test_only_a_whole_call_is_a_reason_to_end(
     words = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}[reason]
     end = message[-2]["delta"] if stream else message
     assert end["stop_reason"] == ("stop_sequence" if stop else words)
-
-
-def _said(path: str, found: Any, stream: bool) -> tuple[str, str, str]:
-    if path == CHAT and stream:
-        deltas = [event["choices"][0] for event in found[:-1]]
-        keys = ("reasoning_content", "content")
-        texts = ["".join(row["delta"].get(key) or "" for row in deltas) for key in keys]
-        return texts[0], texts[1], deltas[-1]["finish_reason"]
-    if path == CHAT:
-        (choice,) = found["choices"]
-        message = choice["message"]
-        return message["reasoning_content"], message["content"], choice["finish_reason"]
-    if stream:
-        deltas = [event["delta"] for event in found if event["type"] == "content_block_delta"]
-        texts = ["".join(d.get(key, "") for d in deltas) for key in ("thinking", "text")]
-        return texts[0], texts[1], found[-2]["delta"]["stop_reason"]
-    texts = ["".join(b.get(key, "") for b in found["content"]) for key in ("thinking", "text")]
-    return texts[0], texts[1], found["stop_reason"]
-
-
-@pytest.mark.parametrize("path", [CHAT, MESSAGES])
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("behind", "stop", "text", "stopped"),
-    [
-        ("\n</think>\n\nYes. So no", "So", "Yes. ", True),
-        ("\n</think>\n\nYes.\n\nno", "\n\n", "Yes.", True),
-        ("\n</think>\n\nYes.", "\n\n", "Yes.", False),
-        ("", "So", "", False),
-    ],
-)
-def test_a_stop_string_in_the_thought_is_no_end(
-    path: str, stream: bool, behind: str, stop: str, text: str, stopped: bool
-) -> None:
-    thought = "So I\n\nthink. So"
-    found = _said(path, _ask(path, thought + behind, STOP, stream, stop), stream)
-    end = "stop" if path == CHAT else "stop_sequence" if stopped else "end_turn"
-    assert found == (thought, text, end)
 
 
 def test_stop_strings_of_a_prompt_count_from_the_start() -> None:

@@ -11,14 +11,14 @@ from spark_engine.runtime.server.api.responses import ResponsesBody
 from spark_engine.runtime.server.api.responses import to_chat_request as of_responses
 from spark_engine.runtime.text.chat import ChatTemplate
 from tests.repository import ROOT
-from tests.runtime.server.api.api_client import ApiClient, tool_result
+from tests.runtime.server.api.api_client import CHAT, MESSAGES, RESPONSES, ApiClient, tool_result
 
 STRICT = ROOT / "models/tiny/checkpoint/chat_template.jinja"  # it raises where Qwen's raises
 
-CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 USER = {"role": "user", "content": "look"}
 IMAGE, FILE = "[an image that this model cannot see]", "[a file that this model cannot read"
 PNG = {"type": "base64", "media_type": "image/png", "data": "AA=="}
+INNER, FAILED = [{"text": "inner"}], {"type": "e", "error_code": "too_many"}
 URL = "data:image/png;base64,AA=="
 # name: (what a content holds, what the model reads), by API
 PARTS: dict[str, list[tuple[Any, str]]] = {
@@ -41,25 +41,11 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
         ({"type": "document", "title": "T", "source": PNG}, f"{FILE}: T]"),
         ({"type": "document", "source": {"type": "file", "file_id": "f"}}, FILE),
         ({"type": "document", "source": {"type": "text", "data": "words"}}, "words"),
-        (
-            {"type": "document", "source": {"type": "content", "content": [{"text": "inner"}]}},
-            "inner",
-        ),
-        (
-            {
-                "type": "search_result",
-                "title": "S",
-                "source": "s.org",
-                "content": [{"text": "hit"}],
-            },
-            "S s.org\nhit",
-        ),
+        ({"type": "document", "source": {"type": "content", "content": INNER}}, "inner"),
+        ({"type": "search_result", "title": "S", "source": "s", "content": INNER}, "S s\ninner"),
         ({"type": "tool_reference", "tool_name": "Grep"}, "[the tool Grep]"),
         ({"type": "container_upload", "file_id": "f1"}, f"{FILE}: f1]"),
-        (
-            {"type": "web_search_tool_result", "content": {"type": "e", "error_code": "too_many"}},
-            "cannot read: too_many]",
-        ),
+        ({"type": "web_search_tool_result", "content": FAILED}, "cannot read: too_many]"),
         ({"type": "of_next_year"}, "[content of type of_next_year"),
         ({"type": "text"}, ""),
     ],

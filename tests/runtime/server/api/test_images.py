@@ -2,10 +2,10 @@
 
 import base64
 import io
+import itertools
 import json
 import random
 import sys
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -25,11 +25,11 @@ from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.image_parts import find_images
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from spark_engine.vision import VisionInfo
+from tests.repository import ROOT
 from tests.runtime import small_tokenizer
 from tests.runtime.server.api import api_client
-from tests.runtime.server.api.api_client import ApiClient, tool_result
+from tests.runtime.server.api.api_client import CHAT, MESSAGES, RESPONSES, ApiClient, tool_result
 
-CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 APIS = (CHAT, MESSAGES, RESPONSES)
 WORDS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
 NOTE = "[an image that this model cannot see]"
@@ -70,9 +70,8 @@ def vision() -> VisionInfo:
 
 
 @pytest.fixture(autouse=True)
-def _tokenizer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_client, "tokenizer", tokenizer)
-    yield
 
 
 def server(template: str = TEMPLATE, **chat: Any) -> ApiClient:
@@ -124,6 +123,14 @@ def post(served: ApiClient, path: str, messages: list[Any], **more: Any) -> Any:
     return served.post(path, {field: messages, "max_tokens": 9, **more})
 
 
+def refused(served: ApiClient, path: str, messages: list[Any], **more: Any) -> Any:
+    """The error."""
+    answer = post(served, path, messages, **more)
+    assert answer.status_code == 400, answer.text
+    assert len(answer.text) < 600, "the data are not repeated"
+    return answer.json()["error"]
+
+
 def ask(served: ApiClient, path: str, messages: list[Any], **more: Any) -> Any:
     """The request that reaches the engine; what its images say is checked."""
     answer = post(served, path, messages, **more)
@@ -138,10 +145,8 @@ def ask(served: ApiClient, path: str, messages: list[Any], **more: Any) -> Any:
         assert len(image.pixels) == image.tokens * seen.unit**2 * 3 and len(image.digest) == 16
     assert ids.count(seen.start_id) == ids.count(seen.end_id) == len(request.images)
     request.check(served.service.info.limits, (1,), served.service.info.vision)
-    count = served.post(
-        "/v1/messages/count_tokens" if path == MESSAGES else "/tokenize",
-        {"messages": messages, **more},
-    )
+    counts = MESSAGES + "/count_tokens" if path == MESSAGES else "/tokenize"
+    count = served.post(counts, {"messages": messages, **more})
     if path != RESPONSES and "previous" not in str(list(more)):
         row = count.json()
         assert row.get("count", row.get("input_tokens")) == len(ids), row
@@ -157,11 +162,8 @@ def test_images_reach_the_engine_from_every_place(path: str) -> None:
     served = server()
     sizes = {"red": (64, 32), "blue": (96, 96), "green": (33, 120)}
     red, blue, green = (part(path, uri(png(*size, c))) for c, size in sizes.items())
-    request = ask(
-        served,
-        path,
-        [user(words(path, "a"), red, blue, words(path, "b")), *result(path, green, red)],
-    )
+    first = user(words(path, "a"), red, blue, words(path, "b"))
+    request = ask(served, path, [first, *result(path, green, red)])
     want = [decode(png(*sizes[c], c), vision()) for c in ("red", "blue", "green", "red")]
     got = [(i.rows, i.columns, i.pixels, i.digest) for i in request.images]
     assert got == [(i.rows, i.columns, i.pixels, i.digest) for i in want]
@@ -230,7 +232,6 @@ def test_results_of_tools_that_are_the_json_of_parts(path: str) -> None:
 
 @pytest.mark.parametrize("add_id", [False, True])
 def test_the_prompt_is_what_the_template_writes(add_id: bool) -> None:
-    """Compared with the template's own text for lists of parts."""
     first, second = part(CHAT, uri(png(64, 64))), part(CHAT)
     said = [*result(CHAT, first), SAID, user(words(CHAT, " a "), second, words(CHAT, "b\n"))]
     request = ask(server(), CHAT, said, chat_template_kwargs={"add_vision_id": add_id})
@@ -245,17 +246,17 @@ def test_the_prompt_is_what_the_template_writes(add_id: bool) -> None:
     assert list(request.prompt) == tokenizer().encode(text_of(request))
 
 
-@pytest.mark.parametrize("template", [small_tokenizer.TEMPLATE, None])
-def test_templates_that_know_no_images(template: str | None) -> None:
-    strict = (api_client.tokenizer, "models/tiny/checkpoint/chat_template.jinja")[1]
-    served = server(template or open(strict).read())
-    request = ask(served, CHAT, [user(words(CHAT, "a"), part(CHAT), words(CHAT, "b"))])
+STRICT = (ROOT / "models/tiny/checkpoint/chat_template.jinja").read_text()
+
+
+@pytest.mark.parametrize("template", [small_tokenizer.TEMPLATE, STRICT], ids=["small", "tiny"])
+def test_templates_that_know_no_images(template: str) -> None:
+    request = ask(server(template), CHAT, [user(words(CHAT, "a"), part(CHAT), words(CHAT, "b"))])
     assert f"a{WORDS[0]}{2 * WORDS[1]}{WORDS[2]}b" in text_of(request)
 
 
 @pytest.mark.parametrize("path", APIS)
 def test_words_of_clients_never_become_images(path: str) -> None:
-    """In every text of a request, next to an image and around one, whatever the split."""
     served, draw = server(), random.Random(path)
     parts = (*WORDS, "<|vision_start|><|image_pad|><|vision_end|>", " ", "x", "<|", "é", "\n", "|>")
     for turn in range(12):
@@ -303,16 +304,15 @@ def test_a_bad_image_is_refused_now_and_a_note_later(path: str, url: Any, said: 
     bad = part(path, url)
     field = "input" if path == RESPONSES else "messages"
     history = [user(words(path, "a")), SAID]
-    answer = post(served, path, [*history, user(words(path, "b"), bad)])
-    assert answer.status_code == 400 and said in answer.json()["error"]["message"], answer.text
+    error = refused(served, path, [*history, user(words(path, "b"), bad)])
+    assert said in error["message"]
     source = bad.get("source", {"type": ""})["type"]
     place = {CHAT: ".image_url.url", RESPONSES: ".image_url"}.get(path)
     place = place or (".source.data" if source == "base64" else ".source.url")
     if not (path == RESPONSES and isinstance(url, dict)):
         place = f"{field}[2].content[1]{place}"
-        assert place in answer.json()["error"]["message"]
-        assert path == MESSAGES or answer.json()["error"]["param"] == place
-    assert len(answer.text) < 600, "the data are not repeated"
+        assert place in error["message"]
+        assert path == MESSAGES or error["param"] == place
     good = part(path)
     for messages in (
         [user(bad), SAID, user(good)],
@@ -336,22 +336,19 @@ def test_what_is_refused_by_name() -> None:
         (CHAT, part(CHAT, detail="huge"), "detail is 'huge'"),
         (CHAT, part(CHAT, detail=[3]), "detail is [3]"),
     ):
-        answer = post(served, path, [user(bad)])
-        assert answer.status_code == 400 and said in answer.text, answer.text
+        assert said in refused(served, path, [user(bad)])["message"]
         request = ask(served, path, [user(bad), SAID, user(words(path, "a"))])
         assert not request.images and "that this model cannot see]" in text_of(request)
     for path, more in ((MESSAGES, {"system": [part(MESSAGES)]}), (CHAT, {})):
         head = [] if more else [{"role": "system", "content": [part(CHAT)]}]
-        answer = post(served, path, [*head, user(words(path, "a"))], **more)
-        assert answer.status_code == 400
-        assert "System message cannot contain images." in answer.text
+        error = refused(served, path, [*head, user(words(path, "a"))], **more)
+        assert "System message cannot contain images." in error["message"]
     note = {"system": [part(MESSAGES, "data:,")]}
     assert ask(served, MESSAGES, [user(part(MESSAGES))], **note).images
     assert NOTE in text_of(served.client.submitted[-1])
     image = user(part(CHAT))
     for more in ({"prompt_logprobs": 1}, {"truncate_prompt_tokens": 2}):
-        answer = post(served, CHAT, [image], **more)
-        assert answer.status_code == 400 and list(more)[0] in answer.json()["error"]["param"]
+        assert list(more)[0] in refused(served, CHAT, [image], **more)["param"]
     assert post(served, CHAT, [image], truncate_prompt_tokens=-1).status_code == 200
 
 
@@ -364,29 +361,25 @@ def test_images_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(request.images) == kept
         prompt = text_of(request)
         assert prompt.count(NOTE) == old + 2 - kept and prompt.rfind(NOTE) < prompt.find(WORDS[0])
-    answer = post(served, CHAT, [user(*[image] * 4)])
-    assert answer.status_code == 400 and "4 images in the last message" in answer.text
+    error = refused(served, CHAT, [user(*[image] * 4)])
+    assert "4 images in the last message" in error["message"]
     # above the limit a quarter of it goes at a time: in between the prompt only grows
     counts = [len(ask(server(max_images=8), CHAT, [user(image), SAID] * n).images) for n in (8, 9)]
     assert counts == [8, 7]
-    off = ask_without(server(max_images=0), [user(image)])
-    assert NOTE in off and WORDS[1] not in off
+    off = server(max_images=0)
+    assert post(off, CHAT, [user(image)]).status_code == 200
+    prompt = text_of(off.client.submitted[-1])
+    assert NOTE in prompt and WORDS[1] not in prompt and not off.client.submitted[-1].images
     monkeypatch.setattr(prompt_images, "MOST_PIXELS", 3 * 64 * 32 * 2)
     request = ask(server(), CHAT, [*[user(image), SAID] * 5, user(image)])
     assert len(request.images) == 2
-    answer = post(server(), CHAT, [user(image, image, image)])
-    assert answer.status_code == 400 and "pixels together" in answer.text
+    error = refused(server(), CHAT, [user(image, image, image)])
+    assert "pixels together" in error["message"]
     monkeypatch.undo()
     monkeypatch.setattr(prompt_images, "MOST_BYTES", 40)
     monkeypatch.setattr(api_client, "tokenizer", tokenizer)
-    answer = post(server(), CHAT, [user(image)])
-    assert answer.status_code == 400 and "url: the image has over" in answer.text
-
-
-def ask_without(served: ApiClient, messages: list[Any]) -> str:
-    answer = post(served, CHAT, messages)
-    assert answer.status_code == 200 and not served.client.submitted[-1].images
-    return text_of(served.client.submitted[-1])
+    error = refused(server(), CHAT, [user(image)])
+    assert "url: the image has over" in error["message"]
 
 
 def test_prompts_that_do_not_fit_and_choices() -> None:
@@ -395,9 +388,8 @@ def test_prompts_that_do_not_fit_and_choices() -> None:
     answer = post(served, CHAT, [user(*many * 10)])  # 64 tokens each, of 2048
     assert ask(served, CHAT, [user(*many * 10)]).images[29].tokens == 64
     assert answer.json()["usage"]["prompt_tokens_details"]["image_tokens"] == 1920
-    answer = post(served, CHAT, [user(*many * 10, many[0], many[1])])
-    assert answer.status_code == 400 and "2048 tokens" in answer.text
-    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    error = refused(served, CHAT, [user(*many * 10, many[0], many[1])])
+    assert "2048 tokens" in error["message"] and error["code"] == "context_length_exceeded"
     before = len(served.client.submitted)
     assert post(served, CHAT, [user(many[0])], n=2).status_code == 200
     first, second = served.client.submitted[before:]
@@ -463,25 +455,24 @@ def test_images_at_urls(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert count.json()["input_tokens"] == len(request.prompt)
         system = {"system": [part(path, "http://a.org/s.png")]}
         assert "cannot contain images" in post(served, path, said, **system).text
-    answer = post(served, path, [user(part(path, gone))])
-    assert answer.status_code == 400 and f"url: nothing is at {gone}" in answer.text
+    error = refused(served, path, [user(part(path, gone))])
+    assert f"url: nothing is at {gone}" in error["message"]
     monkeypatch.setattr(service_module, "MOST_FETCHED", 10)
-    answer = post(served, path, [user(part(path, there))])
-    assert answer.status_code == 400 and "images at URLs are over" in answer.text
+    error = refused(served, path, [user(part(path, there))])
+    assert "images at URLs are over" in error["message"]
     before = len(web.asked)
-    assert post(served, path, [user(part(path, "file:///x.png"))]).status_code == 400
-    long = post(served, path, [user(part(path, f"https://a.org/{'x' * 9999}.png"))])
-    assert "the URL has 10017 characters; at most 8192" in long.text
+    refused(served, path, [user(part(path, "file:///x.png"))])
+    error = refused(served, path, [user(part(path, f"https://a.org/{'x' * 9999}.png"))])
+    assert "the URL has 10017 characters; at most 8192" in error["message"]
     assert len(web.asked) == before
 
 
 def test_engines_without_vision_read_notes() -> None:
     served = ApiClient("Hello", template=ChatTemplate(TEMPLATE))
-    for path in APIS:
-        for url in (uri(), "data:,", 7):
-            assert post(served, path, [user(part(path, url))]).status_code == 200
-            request = served.client.submitted[-1]
-            assert NOTE in text_of(request) and not request.images
+    for path, url in itertools.product(APIS, (uri(), "data:,", 7)):
+        assert post(served, path, [user(part(path, url))]).status_code == 200
+        request = served.client.submitted[-1]
+        assert NOTE in text_of(request) and not request.images
     assert served.post("/v1/completions", {"prompt": WORDS[1]}).status_code == 200
     assert list(served.client.submitted[-1].prompt) == [vision().image_id], "as before"
 

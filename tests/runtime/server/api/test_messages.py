@@ -13,9 +13,16 @@ from spark_engine.runtime.server.api.fields import decode
 from spark_engine.runtime.server.api.messages import MessagesBody, to_chat_request
 from spark_engine.runtime.server.operation.keys import Keyring
 from spark_engine.runtime.text.messages import normalise
-from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, ApiClient, events
+from tests.runtime.server.api.api_client import (
+    CALL,
+    SCHEMA,
+    THOUGHT,
+    USER,
+    ApiClient,
+    events,
+    failing_script,
+)
 
-USER = [{"role": "user", "content": "hi"}]
 BODY: dict[str, Any] = {"model": "fake", "max_tokens": 200, "messages": USER}
 TOOLS = [{"name": "weather", "description": "d", "input_schema": SCHEMA}]
 HOSTED = [
@@ -34,32 +41,24 @@ def _chat(**fields: Any) -> ChatRequest:
 
 
 def test_a_conversation_of_blocks_is_one_of_messages() -> None:
-    cached = {"cache_control": {"type": "ephemeral"}}
+    cached, no = {"cache_control": {"type": "ephemeral"}}, [{"type": "text", "text": "no"}]
+    call = {"name": "weather", "input": {"city": "Paris"}}
+    said = [
+        {"type": "thinking", "thinking": "t", "signature": "s"},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "text", "text": "b"},
+        {"type": "tool_use", "id": "c1", **call},
+    ]
+    results = [
+        {"type": "tool_result", "tool_use_id": "c1", "content": "wet"},
+        {"type": "tool_result", "tool_use_id": "c2", "is_error": True, "content": no},
+        {"type": "text", "text": "so?"},
+        {"type": "document", "source": {"type": "text", "data": "doc"}},
+    ]
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "a", **cached}]},
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "thinking", "thinking": "t", "signature": "s"},
-                {"type": "redacted_thinking", "data": "x"},
-                {"type": "text", "text": "b"},
-                {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Paris"}},
-            ],
-        },
-        {
-            "role": "user",
-            "content": [
-                {"type": "tool_result", "tool_use_id": "c1", "content": "wet"},
-                {
-                    "type": "tool_result",
-                    "tool_use_id": "c2",
-                    "content": [{"type": "text", "text": "no"}],
-                    "is_error": True,
-                },
-                {"type": "text", "text": "so?"},
-                {"type": "document", "source": {"type": "text", "data": "doc"}},
-            ],
-        },
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": results},
         {"role": "user", "content": "and?"},
     ]
     system = [
@@ -67,7 +66,7 @@ def test_a_conversation_of_blocks_is_one_of_messages() -> None:
         {"type": "text", "text": "be", **cached},
         {"type": "text", "text": "kind"},
     ]
-    call = {"name": "weather", "arguments": {"city": "Paris"}}
+    made = {"name": "weather", "arguments": {"city": "Paris"}}
     assert normalise(_chat(messages=messages, system=system).messages) == [
         {"role": "system", "content": "be\n\nkind"},
         {"role": "user", "content": "a"},
@@ -75,7 +74,7 @@ def test_a_conversation_of_blocks_is_one_of_messages() -> None:
             "role": "assistant",
             "content": "b",
             "reasoning_content": "t",
-            "tool_calls": [{"id": "c1", "type": "function", "function": call}],
+            "tool_calls": [{"id": "c1", "type": "function", "function": made}],
         },
         {"role": "tool", "tool_call_id": "c1", "content": "wet"},
         {"role": "tool", "tool_call_id": "c2", "content": "Error: no\n\nso?\ndoc"},
@@ -155,21 +154,10 @@ def test_text_next_to_results_is_part_of_them() -> None:
 def test_an_answer_that_cannot_be_continued_is_answered(blocks: Any) -> None:
     """It was interrupted, and what the client has stored ends with it."""
     server = ApiClient("hello")
-    answer = server.post(
-        PATH, {**BODY, "messages": [*USER, {"role": "assistant", "content": blocks}]}
-    )
-    assert answer.status_code == 200 and "assistant\n<think>" in server.prompt
-
-
-def test_thinking_is_asked_for() -> None:
-    assert _chat().enable_thinking is False
-    assert _chat(chat_template_kwargs={"enable_thinking": True}).enable_thinking is None
-    assert _chat(thinking={"type": "adaptive"}).enable_thinking is None
-    server = ApiClient("hello")
-    server.post(PATH, BODY)
-    assert server.prompt.endswith("<think>\n\n</think>\n\n")
-    server.post(PATH, {**BODY, "thinking": {"type": "adaptive"}})
-    assert server.prompt.endswith("<think>\n")
+    messages = [*USER, {"role": "assistant", "content": blocks}]
+    answer = server.post(PATH, {**BODY, "messages": messages})
+    assert answer.status_code == 200
+    assert server.prompt.endswith("assistant\n<think>\n\n</think>\n\n"), "none was asked for"
 
 
 def test_an_answer_that_is_started_is_continued() -> None:
@@ -193,13 +181,8 @@ def test_a_whole_answer() -> None:
     usage = answer.pop("usage")
     assert usage["input_tokens"] == len(server.client.submitted[0].prompt)
     assert usage["output_tokens"] > 20 and usage["cache_read_input_tokens"] == 0
-    assert answer == {
-        "type": "message",
-        "role": "assistant",
-        "model": "fake",
-        "stop_reason": "tool_use",
-        "stop_sequence": None,
-    }
+    wanted = {"type": "message", "role": "assistant", "model": "fake"}
+    assert answer == {**wanted, "stop_reason": "tool_use", "stop_sequence": None}
 
 
 def test_cached_tokens_are_counted_apart() -> None:
@@ -287,10 +270,7 @@ def test_other_errors_have_the_form_too() -> None:
     assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
     assert locked.post(PATH, BODY, **{"x-api-key": "k"}).status_code == 200
     failing = ApiClient("x")
-    failing.client._script = [*failing.client._script[:1]] and [
-        failing.client._script[0]._replace(finish=None),
-        failing.client._script[0]._replace(token=None, finish=FinishReason.ERROR, message="nan"),
-    ]
+    failing.client._script = failing_script()
     whole = failing.post(PATH, BODY)
     assert (whole.status_code, whole.json()["error"]["type"]) == (500, "api_error")
     name, data = list(events(failing.post(PATH, {**BODY, "stream": True})))[-1]

@@ -13,29 +13,15 @@ from spark_engine.runtime.server.api.completions import CompletionBody, Detokeni
 from spark_engine.runtime.server.api.messages import CountBody, MessagesBody
 from spark_engine.runtime.server.api.responses import ResponsesBody
 from spark_engine.runtime.server.engine_client.ipc import Submit
-from tests.runtime.server.api.api_client import ApiClient
+from tests.runtime.server.api.api_client import USER, ApiClient
 
 HUGE, LONGEST = "9" * 400, "9" * 5000
 # as JSON: some are no number that Python's own reader would make
 VALUES = (
     *(str(sign * size) for size in (2**31, 2**63, 2**64) for sign in (1, -1)),
-    *(
-        HUGE,
-        f"-{HUGE}",
-        LONGEST,
-        f"-{LONGEST}",
-        "1e308",
-        "-1e308",
-        "1e400",
-        "0.5",
-        "-1",
-        "NaN",
-        '"NaN"',
-        '"Infinity"',
-    ),
-    *(f'"{2**64}"', "true"),
+    *(HUGE, f"-{HUGE}", LONGEST, f"-{LONGEST}", "1e308", "-1e308", "1e400", "0.5", "-1", "NaN"),
+    *('"NaN"', '"Infinity"', f'"{2**64}"', "true"),
 )
-USER = [{"role": "user", "content": "hi"}]
 BODIES: dict[type, tuple[str, dict[str, Any]]] = {
     ChatBody: ("/v1/chat/completions", {"messages": USER}),
     CompletionBody: ("/v1/completions", {"prompt": "a bear"}),

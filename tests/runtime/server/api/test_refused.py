@@ -5,11 +5,17 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.server.api.api_client import SCHEMA, ApiClient
+from tests.runtime.server.api.api_client import (
+    CHAT,
+    MESSAGES,
+    RESPONSES,
+    SCHEMA,
+    TEXT,
+    USER,
+    ApiClient,
+)
 
-TEXT, CHAT, TOKENS, IDS = "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"
-RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
-USER = [{"role": "user", "content": "hi"}]
+TOKENS, IDS = "/tokenize", "/detokenize"
 NESTED = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
 UNKNOWN = {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "unknown"}]}
 WEB = [{"type": "web_search"}, {"type": "code_interpreter", "container": {}}]
@@ -30,6 +36,8 @@ ROWS: dict[str, Sequence[Row]] = {
         ({"prompt": None}, "prompt is None"),
         ({"prompt": 7}, "prompt is 7"),
         ({"prompt": ["a", 1]}, "prompt is ['a', 1]"),
+        ({"prompt": [{}]}, "prompt[0] is not right"),
+        ({"n": "y" * 5000}, 'n is "yyy'),
         ({"prompt": [[1], []]}, "none empty"),
         ({"prompt": [99999]}, "99999"),
         ({"prompt": [-1]}, "-1"),
@@ -77,9 +85,9 @@ ROWS: dict[str, Sequence[Row]] = {
         ({"messages": None}, "messages"),
         ({"messages": []}, "empty"),
         ({"messages": "hi"}, "'hi'"),
-        ({"messages": [{"content": "x"}]}, "role"),
-        ({"messages": [{"role": "user", "content": 3}]}, "content is 3"),
-        ({"messages": [{"role": 3, "content": "x"}]}, "role is 3"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role is None; it must be a string"),
+        ({"messages": [*USER, {"role": "user", "content": 3}]}, "messages[1].content is 3; it mu"),
+        ({"messages": [{"role": 3, "content": "x"}]}, "messages[0].role is 3"),
         ({"modalities": ["text", "audio"]}, "say ['text']"),
         ({"functions": [{"name": "f"}], "tools": []}, "functions and tools"),
         ({"drafts": 1.5}, "drafts"),
@@ -173,11 +181,17 @@ def test_what_a_field_cannot_be_is_refused_in_its_own_words(path: str, row: Row)
     assert not SERVER.client.submitted
 
 
-@pytest.mark.parametrize("data", [b"{", b"\xff\xfe", b"", b"[]"])
+DEEP = b"[" * 100_000
+BROKEN = (b"{", b"\xff\xfe", b"", b'{"prompt": "a", "x": ' + DEEP)
+NO_OBJECTS = dict.fromkeys(BROKEN, "not valid JSON") | {b"[]": "JSON object"}
+NO_OBJECTS[b'{"prompt": ' + DEEP] = "prompt[0][0] is not right"
+
+
+@pytest.mark.parametrize("data", NO_OBJECTS, ids=lambda data: data[:20])
 def test_what_is_no_json_object_is_refused(data: bytes) -> None:
     answer = SERVER.post(TEXT, data)
-    words = "JSON object" if data == b"[]" else "not valid JSON"
-    assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+    words = answer.json()["error"]["message"]
+    assert answer.status_code == 400 and NO_OBJECTS[data] in words and len(words) < 300
 
 
 @pytest.mark.parametrize(

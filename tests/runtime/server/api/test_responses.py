@@ -1,6 +1,7 @@
 """OpenAI's responses: what a body means, the form of answers and events, what is kept."""
 
 import asyncio
+import re
 from base64 import b64decode
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,17 @@ from spark_engine.runtime.server.operation.keys import Keyring
 from spark_engine.runtime.server.prompts.contract import JobKind
 from spark_engine.runtime.server.replies.blocks import Blocks
 from spark_engine.runtime.server.service import stored_responses
-from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, ApiClient, events, script
+from tests.patient import until
+from tests.runtime.server.api.api_client import (
+    CALL,
+    SCHEMA,
+    THOUGHT,
+    USER,
+    ApiClient,
+    events,
+    failing_script,
+    script,
+)
 
 PATH = "/v1/responses"
 TOOLS = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}]
@@ -30,47 +41,40 @@ def _chat(items: Any, **fields: Any) -> ChatRequest:
     return to_chat_request(body, items)[0]
 
 
-def test_items_are_messages() -> None:
-    items = [
-        {"role": "developer", "content": "d"},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
-        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
-        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"x": 1}'},
-        {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c1", "output": "1"},
-        {
-            "type": "function_call_output",
-            "call_id": "c2",
-            "output": [{"type": "input_text", "text": "2"}],
-        },
-        {"type": "reasoning", "summary": [], "encrypted_content": "dTI="},
-        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]},
-        {"type": "function_call", "call_id": "c3", "name": "f", "arguments": "{}"},
-    ]
+def _call(ident: str, name: str = "f", arguments: str = "{}") -> Any:
+    return {"type": "function_call", "call_id": ident, "name": name, "arguments": arguments}
 
-    def call(ident: str, name: str, arguments: str) -> Any:
+
+def test_items_are_messages() -> None:
+    def made(ident: str, name: str = "f", arguments: str = "{}") -> Any:
         function = {"name": name, "arguments": arguments}
         return {"id": ident, "type": "function", "function": function}
 
+    two = [{"type": "input_text", "text": "2"}]
+    items = [
+        {"role": "developer", "content": "d"},
+        {"type": "message", "role": "user", "content": two},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+        _call("c1", arguments='{"x": 1}'),
+        _call("c2", "g"),
+        {"type": "function_call_output", "call_id": "c1", "output": "1"},
+        {"type": "function_call_output", "call_id": "c2", "output": two},
+        {"type": "reasoning", "summary": [], "encrypted_content": "dTI="},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]},
+        _call("c3"),
+    ]
+    calls = [made("c1", arguments='{"x": 1}'), made("c2", "g")]
+    first = {"role": "assistant", "content": "b", "reasoning_content": "t"}
+    second = {"role": "assistant", "content": "", "reasoning_content": "u2s"}
     assert _chat(items, instructions="i").messages == [
         {"role": "system", "content": "i"},
         {"role": "developer", "content": "d"},
-        {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
-        {
-            "role": "assistant",
-            "content": "b",
-            "reasoning_content": "t",
-            "tool_calls": [call("c1", "f", '{"x": 1}'), call("c2", "g", "{}")],
-        },
+        {"role": "user", "content": two},
+        {**first, "tool_calls": calls},
         {"role": "tool", "tool_call_id": "c1", "content": "1"},
         {"role": "tool", "tool_call_id": "c2", "content": "2"},
-        {
-            "role": "assistant",
-            "content": "",
-            "reasoning_content": "u2s",
-            "tool_calls": [call("c3", "f", "{}")],
-        },
+        {**second, "tool_calls": [made("c3")]},
     ]
 
 
@@ -109,12 +113,9 @@ def test_a_whole_answer() -> None:
     assert b64decode(thought["encrypted_content"]) == b"I think."
     part = {"type": "output_text", "text": "Let me look.", "annotations": [], "logprobs": []}
     assert message.pop("id").startswith("msg_")
-    assert message == {
-        "type": "message", "status": "completed", "role": "assistant", "content": [part],
-    }  # fmt: skip
-    assert (call["type"], call["name"], call["arguments"]) == (
-        "function_call", "weather", '{"city": "Paris"}',
-    )  # fmt: skip
+    wanted = {"type": "message", "status": "completed", "role": "assistant"}
+    assert message == {**wanted, "content": [part]}
+    assert call.items() >= _call(call["call_id"], "weather", '{"city": "Paris"}').items()
     assert answer["status"] == "completed" and answer["metadata"] == {"a": "b"}
     usage = answer["usage"]
     assert usage["input_tokens"] == len(server.client.submitted[0].prompt)
@@ -193,18 +194,13 @@ def test_conversations_continue_from_what_is_kept() -> None:
     first = server.post(PATH, {**BODY, "input": "first", "instructions": "be brief"}).json()
     second = server.post(PATH, {"input": "second", "previous_response_id": first["id"]}).json()
     prompt = server.prompt
-    assert [prompt.index(word) for word in ("first", "One.", "second")] == sorted(
-        prompt.index(word) for word in ("first", "One.", "second")
-    )
+    assert re.search("first.*One.*second", prompt, re.DOTALL)
     assert "be brief" not in prompt  # instructions are of one response
     listed = server.get(f"{PATH}/{second['id']}/input_items?order=asc").json()["data"]
     assert [item["type"] for item in listed] == ["message", "reasoning", "message", "message"]
     assert server.get(f"{PATH}/{first['id']}").json() == first
     assert server.get(f"{PATH}/{first['id']}?stream=true").status_code == 400
-    own = [
-        {"type": "item_reference", "id": first["output"][1]["id"]},
-        {"role": "user", "content": "x"},
-    ]
+    own = [{"type": "item_reference", "id": first["output"][1]["id"]}, *USER]
     third = server.post(PATH, {"input": own, "previous_response_id": first["id"]})
     assert third.status_code == 200 and server.prompt.count("One.") == 1
     assert server.get(f"{PATH}/{first['id']}", "DELETE").json()["deleted"] is True
@@ -225,6 +221,13 @@ async def _ended(http: httpx.AsyncClient, path: str) -> Any:
     return now
 
 
+def _stuck() -> ApiClient:
+    """Its last event never comes."""
+    server = ApiClient("")
+    server.client._script = script("Hello", FinishReason.LENGTH)[:-1]
+    return server
+
+
 def test_what_runs_by_itself_can_be_asked_for_and_cancelled() -> None:
     async def ask(http: httpx.AsyncClient) -> None:
         started = (await http.post(PATH, json={**BODY, "background": True})).json()
@@ -240,9 +243,7 @@ def test_what_runs_by_itself_can_be_asked_for_and_cancelled() -> None:
     async def cancel(http: httpx.AsyncClient) -> None:
         started = (await http.post(PATH, json={**BODY, "background": True})).json()
         path = f"{PATH}/{started['id']}"
-        async with asyncio.timeout(60):
-            while not (boxes and boxes[0].empty()):
-                await asyncio.sleep(0)
+        await until(lambda: boxes and boxes[0].empty())
         assert (started["status"], started["output"]) == ("in_progress", [])
         again = {"input": "x", "previous_response_id": started["id"]}
         early = await http.post(PATH, json=again)
@@ -252,8 +253,7 @@ def test_what_runs_by_itself_can_be_asked_for_and_cancelled() -> None:
         assert ended["output"][0]["content"][0]["text"].startswith("Hel")
         assert stuck.client.cancelled
 
-    stuck = ApiClient("")
-    stuck.client._script = script("Hello", FinishReason.LENGTH)[:-1]  # the last never comes
+    stuck = _stuck()
     boxes, submit = [], stuck.client.submit
 
     def noted(requests: Any, box: Any, slots: int) -> list[int]:
@@ -265,8 +265,7 @@ def test_what_runs_by_itself_can_be_asked_for_and_cancelled() -> None:
 
 
 def test_a_client_that_leaves_ends_its_response() -> None:
-    server, stored = ApiClient(""), list[str]()
-    server.client._script = script("Hello", FinishReason.LENGTH)[:-1]  # the last never comes
+    server, stored = _stuck(), list[str]()
     put = server.service.responses.put
 
     def noted(response: Any, *others: Any) -> Any:
@@ -277,9 +276,7 @@ def test_a_client_that_leaves_ends_its_response() -> None:
 
     async def leave(http: httpx.AsyncClient) -> Any:
         asking = asyncio.ensure_future(http.post(PATH, json=BODY))
-        async with asyncio.timeout(60):
-            while not stored:
-                await asyncio.sleep(0.005)
+        await until(lambda: stored)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         return (await http.get(f"{PATH}/{stored[0]}")).json()
@@ -298,16 +295,13 @@ def test_what_is_stored_is_listed_in_pages() -> None:
     assert [item["content"] for item in rest["data"]] == [str(i) for i in range(9, -1, -1)]
     for query in ("limit=0", "limit=101", "limit=x", "limit=" + "1" * 5000, "order=up", "after=x"):
         answer = server.get(f"{path}?{query}")
-        assert (
-            answer.status_code == 400 and answer.json()["error"]["param"] == query.partition("=")[0]
-        )
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == query.partition("=")[0]
 
 
 def test_what_is_long_is_not_repeated() -> None:
     found = ApiClient("Hello").post(PATH, {**BODY, "metadata": {"a": "x" * MOST_REPEATED}}).json()
     assert found["metadata"] == {} and found["instructions"] is None
-    found = ApiClient("Hello").post(PATH, {**BODY, "metadata": {"a": "x"}}).json()
-    assert found["metadata"] == {"a": "x"}
 
 
 def test_too_much_that_runs_and_is_stored_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,9 +314,7 @@ def test_too_much_that_runs_and_is_stored_is_refused(monkeypatch: pytest.MonkeyP
 
 def test_failures_are_said_and_kept() -> None:
     server = ApiClient("x")
-    one = server.client._script[0]
-    broken = one._replace(token=None, finish=FinishReason.ERROR, message="nan")
-    server.client._script = [one._replace(finish=None), broken]
+    server.client._script = failing_script()
     assert server.post(PATH, BODY).status_code == 500
     found = list(events(server.post(PATH, {**BODY, "stream": True})))
     (_, error), (name, failed) = found[-2:]
@@ -388,9 +380,7 @@ def test_the_real_client_reads_it() -> None:
     kwargs: Any = {**BODY, "tools": TOOLS}
 
     async def ask(http: httpx.AsyncClient) -> Any:
-        client = openai.AsyncOpenAI(
-            api_key="k", base_url="http://x/v1", http_client=http, max_retries=0
-        )
+        client = openai.AsyncOpenAI(api_key="k", base_url="http://x/v1", http_client=http)
         whole = await client.responses.create(**kwargs)
         async with client.responses.stream(**kwargs) as stream:
             streamed = await stream.get_final_response()

@@ -13,10 +13,9 @@ from spark_engine.runtime.server.operation.http_request import HttpRequest
 from spark_engine.runtime.server.operation.keys import Keyring
 from tests.loop_watch import LIMIT_S, watched
 from tests.runtime.fake_client import FakeClient
-from tests.runtime.server.api.api_client import ApiClient, events, tokenizer
+from tests.runtime.server.api.api_client import TEXT, ApiClient, events, tokenizer
 from tests.runtime.server.operation.test_metrics import samples
 
-TEXT = "/v1/completions"
 PROMPT = "a small bear (xyz) went"
 
 

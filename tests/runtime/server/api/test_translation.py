@@ -69,9 +69,11 @@ def test_whatever_comes_is_taken_or_refused(kind: Any, data: Any) -> None:
 
 
 def _response(body: ResponsesBody) -> Any:
-    return response_job(
-        body, items_of(body, [{"type": "message", "role": "user", "content": "x"}])
-    )[0]
+    items = items_of(body, [{"type": "message", "role": "user", "content": "x"}])
+    return response_job(body, items)[0]
+
+
+FORM = "response_format.json_schema.schema.a is x"
 
 
 @pytest.mark.parametrize(
@@ -79,13 +81,8 @@ def _response(body: ResponsesBody) -> Any:
     [
         (messages, "tools[2].function.parameters.a is x", "tools", "tools[2].input_schema.a"),
         (responses, "tools[2].function.parameters.a is x", "tools", "tools[2].parameters.a"),
-        (
-            messages,
-            "response_format.json_schema.schema.a is x",
-            None,
-            "output_config.format.schema.a",
-        ),
-        (responses, "response_format.json_schema.schema.a is x", None, "text.format.schema.a is x"),
+        (messages, FORM, None, "output_config.format.schema.a"),
+        (responses, FORM, None, "text.format.schema.a is x"),
         (responses, "response_format.type is 'x'", None, "text.format.type is 'x'"),
         (messages, "stop is 3", "stop", "stop_sequences is 3"),
         (messages, "the value of stop is 3", "stop", "the value of stop_sequences is 3"),

@@ -72,7 +72,6 @@ def test_one_that_is_closed_or_has_ended_takes_no_orders(waiting: Waiting) -> No
 async def test_an_engine_process_is_the_early_one_or_starts(
     tmp_path: Path, waiting: Waiting, ended: bool
 ) -> None:
-    """Where that has ended, the command is run."""
     one, process = waiting
     if ended:
         process.kill()

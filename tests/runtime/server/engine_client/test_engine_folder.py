@@ -12,13 +12,6 @@ from spark_engine.manifest import StateInfo
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.policy.pacing import PrefillPolicy
 from spark_engine.runtime.server.engine_client import engine_folder as assets
-from spark_engine.runtime.server.engine_client.engine_folder import (
-    check_cache,
-    check_drafts,
-    describe_cache,
-    describe_drafts,
-    unmet,
-)
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo
 from spark_engine.tensors import DType, TensorSpec
 
@@ -27,21 +20,21 @@ PLAIN, DRAFTING = Limits(2, 64, 2, 32), Limits(2, 64, 2, 32, drafts=3)
 
 def test_more_drafts_than_the_engine_has_are_refused() -> None:
     for asked in (None, 0, 1, 3):
-        check_drafts(asked, DRAFTING)
+        assets.check_drafts(asked, DRAFTING)
     for asked in (None, 0):
-        check_drafts(asked, PLAIN)
+        assets.check_drafts(asked, PLAIN)
     with pytest.raises(OptionError, match="--drafts is 4; this engine makes at most 3 a round"):
-        check_drafts(4, DRAFTING)
+        assets.check_drafts(4, DRAFTING)
     with pytest.raises(OptionError, match="--drafts is 1; this engine has no draft head"):
-        check_drafts(1, PLAIN)
+        assets.check_drafts(1, PLAIN)
 
 
 def test_what_is_said_at_the_start() -> None:
-    said = [describe_drafts(asked, DRAFTING) for asked in (None, 3, 1, 0)]
+    said = [assets.describe_drafts(asked, DRAFTING) for asked in (None, 3, 1, 0)]
     up_to = [" with up to 3 drafts a round"] * 2
     assert said == [*up_to, " with up to 1 draft a round", " without its drafts"]
-    assert describe_drafts(2, DRAFTING, fixed=True) == " with 2 drafts a round"
-    assert [describe_drafts(asked, PLAIN) for asked in (None, 0)] == ["", ""]
+    assert assets.describe_drafts(2, DRAFTING, fixed=True) == " with 2 drafts a round"
+    assert [assets.describe_drafts(asked, PLAIN) for asked in (None, 0)] == ["", ""]
 
 
 ROW, PAGE = 3 << 20, 1 << 20  # bytes
@@ -55,7 +48,7 @@ def _asked(monkeypatch: pytest.MonkeyPatch, asked: int | None, executor: str, ro
     limits = Limits(2, 64, 2, 32, snapshots=rows)
     manifest = SimpleNamespace(states=STATES, executor=executor, limits=limits)
     monkeypatch.setattr(assets, "read_manifest", lambda folder: manifest)
-    check_cache(asked, Path())
+    assets.check_cache(asked, Path())
 
 
 def test_a_prefix_cache_that_could_hold_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,14 +65,14 @@ def test_a_prefix_cache_that_could_hold_nothing_is_refused(monkeypatch: pytest.M
 
 def test_what_is_said_of_a_prefix_cache() -> None:
     info = EngineInfo("e", PLAIN, (1,))
-    assert describe_cache(info) == ", without a prefix cache"
+    assert assets.describe_cache(info) == ", without a prefix cache"
     pages = EngineInfo("e", PLAIN, (1,), {}, 3 << 29)
-    assert describe_cache(pages) == ", with a prefix cache of up to 1.50 GiB"
+    assert assets.describe_cache(pages) == ", with a prefix cache of up to 1.50 GiB"
     both = EngineInfo("e", PLAIN, (1,), {}, 3 << 29, 7)
     words = ", with a prefix cache of up to 1.50 GiB (7 states)"
-    assert describe_cache(both) == words
+    assert assets.describe_cache(both) == words
     kept = EngineInfo("e", PLAIN, (1,), {}, 3 << 29, 7, disk_bytes=1 << 30)
-    assert describe_cache(kept) == words + ", and 1.00 GiB on disk"
+    assert assets.describe_cache(kept) == words + ", and 1.00 GiB on disk"
 
 
 def test_what_was_asked_for_and_cannot_be_had_is_said() -> None:
@@ -89,7 +82,7 @@ def test_what_was_asked_for_and_cannot_be_had_is_said() -> None:
 
     def said(cache: int | None, itl_ms: float | None, known: Any = manifest) -> list[str]:
         options = EngineOptions(policy=PrefillPolicy(itl_ms=itl_ms), cache_bytes=cache)
-        return [*unmet(options, EngineInfo("x", PLAIN, (), {}, cache_bytes=ROW), known)]
+        return [*assets.unmet(options, EngineInfo("x", PLAIN, (), {}, cache_bytes=ROW), known)]
 
     for cache, itl_ms in ((None, None), (0, 10.0), (ROW, 1e9)):
         assert said(cache, itl_ms) == []

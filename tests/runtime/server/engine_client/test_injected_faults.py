@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from spark_engine.runtime.server.engine_client.supervisor import Supervision
 from spark_engine.runtime.server.http.app import create_app
 from spark_engine.runtime.server.http.endpoints import Endpoints
 from spark_engine.runtime.server.service.service import Service
+from tests.patient import until
 from tests.repository import PATH
 from tests.runtime import faulty_engine
 from tests.runtime.fake_client import inline
@@ -63,16 +64,27 @@ class Running:
         return asyncio.create_task(self.ask(body))
 
     async def taken(self) -> None:
-        await self.until(lambda: not (self.folder / "fault").exists())
+        await until(lambda: not (self.folder / "fault").exists())
+
+    def settled(self) -> bool:
+        """The engine runs again, or never will."""
+        return self.client.died.is_set() or self.client.unhealthy_reason() is None
 
     def hung(self) -> None:
         self.clock.more += 2 * HANGS_S
 
-    async def until(self, ok: Callable[[], bool], seconds: float = 90) -> None:
-        end = time.monotonic() + seconds
-        while not ok():
-            assert time.monotonic() < end
-            await asyncio.sleep(0.01)
+    async def long(self) -> asyncio.Task[httpx.Response]:
+        """A request that has tokens."""
+        asked = self.ask_later(LONG)
+        await until(lambda: self.client.stats.steps > 5)
+        return asked
+
+    async def short(self, fault: str) -> asyncio.Task[httpx.Response]:
+        """A request that waits for a process which does not start so."""
+        asked = self.ask_later(SHORT)
+        await self.taken()
+        order(self.folder, "load", fault)
+        return asked
 
     async def health(self) -> str:
         answer = await self.http.get("/health")
@@ -81,7 +93,7 @@ class Running:
 
     async def idle(self) -> None:
         """Waits until the engine reports that nothing is held."""
-        await self.until(lambda: self.client.in_flight == 0)
+        await until(lambda: self.client.in_flight == 0)
         end = time.monotonic() + 90
         while wrong := await self._held():  # a cancellation may not have arrived yet
             assert time.monotonic() < end, wrong
@@ -147,12 +159,9 @@ FALLS = [  # stage, kind, text of the error, text of the dump ("": none is writt
 async def test_an_engine_that_falls_at_any_stage_comes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request with a token gets an error, a waiting one is answered, and health shows both."""
     async with _running(tmp_path) as server:
         for i, (stage, kind, words, dumped) in enumerate(FALLS):
-            long = server.ask_later(LONG)
-            await server.until(lambda: server.client.stats.steps > 5)
-            before = server.client.pid
+            long, before = await server.long(), server.client.pid
             order(server.folder, stage, kind)
             await server.taken()
             order(server.folder, "load", "late")
@@ -199,8 +208,7 @@ async def test_a_dump_of_a_hung_engine_has_its_stack_and_its_requests(tmp_path: 
 
 async def test_a_damaged_engine_is_not_tried_again(tmp_path: Path) -> None:
     async with _running(tmp_path) as server:
-        long = server.ask_later(LONG)
-        await server.until(lambda: server.client.stats.steps > 5)
+        long = await server.long()
         order(server.folder, "_launch", "kill")
         await server.taken()
         order(server.folder, "load", "refuse")
@@ -217,10 +225,7 @@ async def test_a_damaged_engine_is_not_tried_again(tmp_path: Path) -> None:
 async def test_memory_that_is_not_free_yet_is_tried_again(tmp_path: Path) -> None:
     async with _running(tmp_path) as server:
         order(server.folder, "_launch", "kill")
-        waits = server.ask_later(SHORT)
-        await server.taken()
-        order(server.folder, "load", "lack")
-        assert (await asyncio.wait_for(waits, 90)).is_success
+        assert (await asyncio.wait_for(await server.short("lack"), 90)).is_success
         assert server.client.restarts == 2 and server.client.reason.endswith("3 GiB are free")
 
 
@@ -229,10 +234,7 @@ async def test_memory_that_does_not_come_free_ends_the_server_so_that_it_is_star
 ) -> None:
     async with _running(tmp_path, restarts=1) as server:
         order(server.folder, "_launch", "kill")
-        waits = server.ask_later(SHORT)
-        await server.taken()
-        order(server.folder, "load", "lack")
-        assert (await asyncio.wait_for(waits, 90)).status_code == 500
+        assert (await asyncio.wait_for(await server.short("lack"), 90)).status_code == 500
         assert server.client.died.is_set() and server.client.exit_code == 75
 
 
@@ -252,13 +254,10 @@ async def test_a_first_start_that_may_succeed_later_ends_with_its_own_code(
 async def test_too_many_deaths_are_the_last(tmp_path: Path) -> None:
     async with _running(tmp_path, restarts=2) as server:
         for _ in range(3):
-            long = server.ask_later(LONG)
-            await server.until(lambda: server.client.stats.steps > 5)
+            long = await server.long()
             order(server.folder, "_launch", "kill")
             assert (await asyncio.wait_for(long, 90)).status_code == 500
-            await server.until(
-                lambda: server.client.died.is_set() or server.client.unhealthy_reason() is None
-            )
+            await until(server.settled)
         assert server.client.died.is_set() and server.client.restarts == 2
         assert "code -9 (SIGKILL: out of memory?" in server.client.reason
         words = (await server.ask()).json()["error"]["message"]
@@ -275,7 +274,7 @@ async def test_a_wait_for_a_restart_has_a_bound(
         answer = await server.ask()
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert answer.json()["error"]["code"] == "engine_restarting"
-        await server.until(lambda: server.client.unhealthy_reason() is None)
+        await until(lambda: server.client.unhealthy_reason() is None)
         assert (await server.ask()).is_success
 
 
@@ -298,7 +297,7 @@ async def test_pages_that_run_out_make_others_wait_and_a_full_queue_is_said(tmp_
         assert server.client.pid is not None
         os.kill(server.client.pid, signal.SIGSTOP)  # no request ends while it is stopped
         tasks = [server.ask_later(body) for body in bodies]
-        await server.until(lambda: server.client.in_flight == 5)
+        await until(lambda: server.client.in_flight == 5)
         refused = await server.ask()
         os.kill(server.client.pid, signal.SIGCONT)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
@@ -311,7 +310,7 @@ async def test_pages_that_run_out_make_others_wait_and_a_full_queue_is_said(tmp_
 async def test_a_client_that_goes_leaves_nothing(tmp_path: Path) -> None:
     async with _running(tmp_path) as server:
         tasks = [server.ask_later({**LONG, "stream": i % 2 == 0}) for i in range(6)]
-        await server.until(lambda: server.client.stats.running == 4)
+        await until(lambda: server.client.stats.running == 4)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

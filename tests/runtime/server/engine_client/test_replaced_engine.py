@@ -5,7 +5,8 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from spark_engine.runtime.server.process import server
 from spark_engine.runtime.server.process.open_service import worker_command
 from spark_engine.runtime.server.process.options import ServerOptions
 from spark_engine.runtime.server.prompts import text_files
+from tests.patient import until
 from tests.runtime import small_engine
 
 
@@ -64,62 +66,53 @@ async def answer(client: EngineClient) -> list[int]:
     return tokens
 
 
-def test_what_runs_continues_and_its_restart_is_not_the_other_engine(
-    built: tuple[Path, Path],
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.05)
-
-    async def use() -> tuple[list[int], list[int], str, int]:
-        command = worker_command(folder, EngineOptions())
-        client = EngineClient(command, how=Supervision(dumps=folder.parent))
-        try:
-            await client.start()
-            first = await answer(client)
-            swap(folder, built[1])
-            again = await answer(client)
-            assert client.pid is not None
-            os.kill(client.pid, signal.SIGKILL)
-            await asyncio.wait_for(client.died.wait(), 60)
-            return first, again, client.reason, client.exit_code
-        finally:
-            await client.close()
-
-    first, again, reason, code = asyncio.run(use())
-    assert first == again and len(first) == 4
-    assert "was built again while it was served" in reason and "start the server again" in reason
-    assert code == 1, "a systemd unit starts the server again, with the new engine"
+@asynccontextmanager
+async def started(folder: Path) -> AsyncIterator[EngineClient]:
+    command = worker_command(folder, EngineOptions())
+    client = EngineClient(command, how=Supervision(dumps=folder.parent))
+    try:
+        await client.start()
+        yield client
+    finally:
+        await client.close()
 
 
-def test_the_same_engine_built_again_is_served_on(
+def kill(client: EngineClient) -> None:
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+
+
+async def test_what_runs_continues_and_its_restart_is_not_the_other_engine(
     built: tuple[Path, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.05)
+    async with started(folder) as client:
+        first = await answer(client)
+        swap(folder, built[1])
+        assert await answer(client) == first and len(first) == 4
+        kill(client)
+        await asyncio.wait_for(client.died.wait(), 60)
+    assert "was built again while it was served" in client.reason
+    assert "start the server again" in client.reason
+    assert client.exit_code == 1, "a systemd unit starts the server again, with the new engine"
 
-    async def use() -> None:
-        client = EngineClient(worker_command(folder, EngineOptions()))
-        try:
-            await client.start()
-            first = await answer(client)
-            swap(folder, built[0])
-            assert client.pid is not None
-            os.kill(client.pid, signal.SIGKILL)
-            while client.restarts == 0 or client.unhealthy_reason():
-                await asyncio.sleep(0.05)
-            assert await answer(client) == first
-        finally:
-            await client.close()
 
-    asyncio.run(asyncio.wait_for(use(), 120))
+async def test_the_same_engine_built_again_is_served_on(
+    built: tuple[Path, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.05)
+    async with started(folder) as client:
+        first = await answer(client)
+        swap(folder, built[0])
+        kill(client)
+        await until(lambda: client.restarts and not client.unhealthy_reason())
+        assert await answer(client) == first
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_engine_that_is_replaced_while_it_is_loaded_is_loaded_again(
     built: tuple[Path, Path], folder: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """Whether it was read as a mixture of two, by the hashes, or as the second."""
     closed: list[bool] = []
 
     def opened(*_: object) -> Any:
@@ -146,7 +139,7 @@ def test_one_that_is_damaged_says_so_itself(folder: Path, monkeypatch: pytest.Mo
 
 
 def test_a_server_with_texts_of_another_engine_does_not_start(
-    built: tuple[Path, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tokenizer is read while the engine is loaded."""
     read: Any = engine_folder.find_manifest
@@ -157,13 +150,17 @@ def test_a_server_with_texts_of_another_engine_does_not_start(
         return replace(found, fingerprint=other)
 
     monkeypatch.setattr(engine_folder, "find_manifest", before)
+    does_not_start(folder)
+
+
+def does_not_start(folder: Path) -> None:
     command = worker_command(folder, EngineOptions())
     with pytest.raises(EngineError, match="while it was being loaded: start again"):
         asyncio.run(server.serve(command, folder, ServerOptions(port=0)))
 
 
 def test_a_server_does_not_start_with_texts_that_were_replaced_after_the_engine_was_loaded(
-    built: tuple[Path, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine process may be done before the tokenizer is read."""
     read = text_files.read_tokenizer
@@ -175,6 +172,4 @@ def test_a_server_does_not_start_with_texts_that_were_replaced_after_the_engine_
         return read(path)
 
     monkeypatch.setattr(text_files, "read_tokenizer", after)
-    command = worker_command(folder, EngineOptions())
-    with pytest.raises(EngineError, match="while it was being loaded: start again"):
-        asyncio.run(server.serve(command, folder, ServerOptions(port=0)))
+    does_not_start(folder)

@@ -109,6 +109,12 @@ class Bench:
         self.engines[name].finish()
         await self.settle()
 
+    async def served(self, name: str) -> None:
+        """A request of this engine is answered."""
+        box = self.ask(name)
+        await self.done(name)
+        assert isinstance(_answer(box), list)
+
     async def until(self, ok: Callable[[], bool], seconds: float = 30.0) -> None:
         async with asyncio.timeout(seconds):
             while not ok():
@@ -142,14 +148,9 @@ async def test_the_least_recently_used_idle_engine_leaves_for_another() -> None:
     async with _open({"a": 1, "b": 1, "c": 1}, 2) as bench:
         assert bench.events == ["+a", "+b"], "at the start as many as fit, in their order"
         assert [e.state for _, e in bench.all] == ["loaded", "loaded", "unloaded"]
-        for name in "aba":
-            bench.ask(name)
-            await bench.done(name)
-        box = bench.ask("c")
-        await bench.settle()
+        for name in "abac":
+            await bench.served(name)
         assert bench.events[2:] == ["-b", "+c"]
-        bench.engines["c"].finish()
-        assert isinstance(_answer(box), list)
         bench.ask("b")
         await bench.settle()
         assert bench.events[4:] == ["-a", "+b"]
@@ -174,7 +175,6 @@ async def test_a_large_engine_takes_the_memory_of_several_and_is_not_overtaken()
 
 
 async def test_an_engine_that_always_works_takes_turns() -> None:
-    """Its requests that run end in it; those that come later wait for its next turn."""
     async with _open({"a": 1, "b": 1}, 1, turn_s=0.0) as bench:
         first, late = bench.ask("a"), bench.ask("b")
         await bench.settle()
@@ -249,9 +249,7 @@ async def test_an_engine_has_a_turn_also_if_those_that_waited_have_left() -> Non
         other = bench.ask("a")
         await bench.done("a")
         await asyncio.sleep(TURN_S - 1)
-        again = bench.ask("b")
-        await bench.done("b")
-        assert isinstance(_answer(again), list)
+        await bench.served("b")
         await bench.done("a")
         assert isinstance(_answer(other), list)
         assert bench.events == ["+a", "-a", "+b", "-b", "+a"]
@@ -315,13 +313,10 @@ async def test_an_engine_that_does_not_start_ends_its_waiters_alone(passing: boo
         assert broken.state == "failed" and broken.unhealthy_reason() is not None
         with pytest.raises(NotLoaded, match="model b"):
             bench.ask("b")
-        bench.ask("a")
-        await bench.done("a")
+        await bench.served("a")
         await bench.until(lambda: broken.state == "unloaded")
         assert broken.unhealthy_reason() is None
-        box = bench.ask("b")
-        await bench.done("b")
-        assert isinstance(_answer(box), list), "it was repaired"
+        await bench.served("b")  # it was repaired
         assert not broken.died.is_set(), "the server continues"
 
 
@@ -348,10 +343,7 @@ async def test_idle_engines_are_unloaded_and_come_back() -> None:
         bench.engines["a"].finish()
         await bench.until(lambda: bench.residency.taken("m") == 0)
         assert [e.state for _, e in bench.all] == ["unloaded"] * 2
-        box = bench.ask("b")
-        await bench.until(lambda: bench.engines["b"].running)
-        bench.engines["b"].finish()
-        assert isinstance(_answer(box), list)
+        await bench.served("b")
 
 
 def test_at_the_start_damage_ends_the_server_and_a_lack_of_memory_does_not() -> None:

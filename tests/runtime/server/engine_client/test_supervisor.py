@@ -11,31 +11,18 @@ import zmq
 import zmq.asyncio
 
 from spark_engine.errors import EngineError
+from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.server.engine_client import client as engine_client
-from spark_engine.runtime.server.engine_client import engine_process, supervisor
-from spark_engine.runtime.server.engine_client.client import (
-    Busy,
-    ClientTooSlow,
-    EngineClient,
-    Mailbox,
-    Restarting,
-)
+from spark_engine.runtime.server.engine_client import engine_process, ipc, supervisor
 from spark_engine.runtime.server.engine_client.engine_process import Death
-from spark_engine.runtime.server.engine_client.ipc import (
-    Cancel,
-    Refused,
-    Stats,
-    StepReport,
-    Submit,
-    decode_command,
-)
 from spark_engine.runtime.server.engine_client.supervisor import (
     Backoff,
     EngineDied,
     Supervision,
     Watchdog,
 )
+from spark_engine.runtime.server.process.open_service import worker_command
 from spark_engine.vision import Image
 
 FAST = Supervision(watchdog_s=10, restarts=2, wait_s=0.05)
@@ -76,7 +63,7 @@ def test_time_in_which_the_server_itself_did_not_run_is_not_counted() -> None:
     assert slow.complaint(14, has_work=True) is not None
 
 
-class Lives(EngineClient):
+class Lives(engine_client.EngineClient):
     def __init__(self, max_queue: int) -> None:
         super().__init__((), max_queue, FAST)
         self.said: list[bytes] = []
@@ -95,26 +82,48 @@ class Lives(EngineClient):
         self.on_engine_lost(words, for_good)
 
     def submitted(self) -> list[int]:
-        found = [c.id for c in map(decode_command, self.said) if isinstance(c, Submit)]
+        found = [c.id for c in map(ipc.decode_command, self.said) if isinstance(c, ipc.Submit)]
         self.said.clear()
         return found
 
 
 class Trial:
+    """A client whose process is ready, without one."""
+
     def __init__(self, max_queue: int = 10) -> None:
         self.client = self.lives = Lives(max_queue)
+        self.lives.rise()
 
-    def submit(self, count: int = 1) -> tuple[list[int], Mailbox]:
-        box: Mailbox = asyncio.Queue()
+    def submit(self, count: int = 1) -> tuple[list[int], engine_client.Mailbox]:
+        box: engine_client.Mailbox = asyncio.Queue()
         return self.client.submit([Request((1, 2))] * count, box, 2), box
 
     def step(self, *events: Event) -> None:
-        self.client.on_step(StepReport(list(events), Stats()))
+        self.client.on_step(ipc.StepReport(list(events), ipc.Stats()))
+
+
+async def test_pings_that_are_answered_prove_nothing_where_a_step_is_owed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now))
+    trial = Trial()
+
+    def hear(seconds: float, steps: int = 0) -> str | None:
+        nonlocal now
+        now += seconds
+        trial.lives.watchdog.tick(now, seconds, trial.client.sent > 0)
+        trial.lives._on_message(ipc.encode(ipc.StepReport([], ipc.Stats(steps=steps))))
+        return trial.lives.unhealthy_reason()
+
+    assert hear(9) is hear(9) is None, "an idle engine may be silent"
+    trial.submit()
+    assert hear(9) is None and "no step has ended" in str(hear(9))
+    assert hear(1, steps=1) is None
 
 
 async def test_requests_with_a_token_end_and_the_others_are_retried_once() -> None:
     trial = Trial()
-    trial.lives.rise()
     (first, second), box = trial.submit(2)
     _, other = trial.submit()
     trial.step(Event(first, 5))
@@ -141,10 +150,9 @@ async def test_the_pixels_of_requests_that_have_not_ended_are_bounded(
     monkeypatch.setattr(engine_client, "MOST_PIXELS", 30)
     images = (Image(0, 1, 1, bytes(12), bytes(16)),)
     trial = Trial()
-    trial.lives.rise()
-    box: Mailbox = asyncio.Queue()
+    box: engine_client.Mailbox = asyncio.Queue()
     (first, _) = trial.client.submit([Request((1,), images=images)] * 2, box, 2)
-    with pytest.raises(Busy, match="the images of other requests"):
+    with pytest.raises(engine_client.Busy, match="the images of other requests"):
         trial.client.submit([Request((1,), images=images)], box, 2)
     trial.submit()
     trial.step(Event(first, finish=FinishReason.STOP))
@@ -153,13 +161,12 @@ async def test_the_pixels_of_requests_that_have_not_ended_are_bounded(
 
 async def test_the_wait_for_a_process_is_bounded() -> None:
     trial = Trial()
-    trial.lives.rise()
     _, box = trial.submit()
     trial.lives.fall()
     _, late = trial.submit()
-    assert isinstance(await asyncio.wait_for(box.get(), 60), Restarting)
+    assert isinstance(await asyncio.wait_for(box.get(), 60), engine_client.Restarting)
     found = await asyncio.wait_for(late.get(), 60)
-    assert isinstance(found, Restarting) and found.code == "engine_restarting"
+    assert isinstance(found, engine_client.Restarting) and found.code == "engine_restarting"
     assert "starting again for 0.05 s; retry" in str(found) and "it fell" not in str(found)
     assert trial.client.in_flight == 0
     trial.lives.said.clear()
@@ -180,10 +187,9 @@ async def test_a_wait_that_was_long_enough_is_forgotten_when_it_ends_well() -> N
 
 async def test_cancelled_is_cancelled_wherever_it_was() -> None:
     trial = Trial()
-    trial.lives.rise()
     (sent,), box = trial.submit()
     trial.client.cancel(sent)
-    assert decode_command(trial.lives.said[-1]) == Cancel(sent)
+    assert ipc.decode_command(trial.lives.said[-1]) == ipc.Cancel(sent)
     trial.lives.fall()
     assert box.get_nowait() == [Event(sent, finish=FinishReason.CANCELLED)]
     (held, other), box = trial.submit(2)
@@ -198,7 +204,7 @@ async def test_the_queue_is_bounded_while_nothing_runs_too() -> None:
     trial = Trial()
     trial.lives.fall()
     trial.submit(12)
-    with pytest.raises(Busy, match="at most 10"):
+    with pytest.raises(engine_client.Busy, match="at most 10"):
         trial.submit()
     trial.lives.fall("enough", for_good=True)
     assert trial.client.in_flight == 0
@@ -208,33 +214,31 @@ async def test_the_queue_is_bounded_while_nothing_runs_too() -> None:
 
 async def test_what_the_engine_does_not_take_is_busy_and_not_tried_again() -> None:
     trial = Trial()
-    trial.lives.rise()
     (number,), box = trial.submit()
-    trial.client.on_refused(Refused(number, "full"))
-    assert isinstance(box.get_nowait(), Busy) and trial.client.in_flight == 0
+    trial.client.on_refused(ipc.Refused(number, "full"))
+    assert isinstance(box.get_nowait(), engine_client.Busy) and trial.client.in_flight == 0
 
 
 async def test_an_answer_that_is_not_read_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_client, "UNREAD", 5)
     trial = Trial()
-    trial.lives.rise()
     ids, box = trial.submit(2)
     _, other = trial.submit()
     for _ in range(5):
         trial.step(Event(ids[0], 1), Event(ids[1], 1), Event(2, 1))
         other.get_nowait()
     assert trial.client.in_flight == 1, "both choices of it ended, and no other request"
-    cancels = [c for c in map(decode_command, trial.lives.said) if isinstance(c, Cancel)]
+    cancels = [c for c in map(ipc.decode_command, trial.lives.said) if isinstance(c, ipc.Cancel)]
     assert [c.id for c in cancels] == ids
     found = [box.get_nowait() for _ in range(box.qsize())]
-    assert isinstance(found.pop(), ClientTooSlow) and len(found) == 10
+    assert isinstance(found.pop(), engine_client.ClientTooSlow) and len(found) == 10
     trial.step(Event(ids[0], 1), Event(2, 1))
     assert box.empty() and not other.empty()
 
 
 def test_one_that_cannot_be_started_at_all_is_reported_at_once(tmp_path: Path) -> None:
     async def start(command: tuple[str, ...]) -> None:
-        client = EngineClient(command, how=Supervision(dumps=tmp_path))
+        client = engine_client.EngineClient(command, how=Supervision(dumps=tmp_path))
         try:
             await client.start()
         finally:
@@ -244,16 +248,8 @@ def test_one_that_cannot_be_started_at_all_is_reported_at_once(tmp_path: Path) -
         asyncio.run(start((sys.executable, "-c", "raise SystemExit(3)")))
     with pytest.raises(EngineDied, match="cannot be started"):
         asyncio.run(start((str(tmp_path / "none"),)))
-    worker = (
-        sys.executable,
-        "-P",
-        "-m",
-        "spark_engine.runtime.server.engine_client.worker",
-        str(tmp_path),
-        "{}",
-    )
     with pytest.raises(EngineError, match=str(tmp_path)):
-        asyncio.run(start(worker))
+        asyncio.run(start(tuple(worker_command(tmp_path, EngineOptions()))))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -304,23 +300,14 @@ async def test_the_end_of_a_process_may_be_cancelled_just_when_it_has_ended(tick
     context.term()
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (-9, " (SIGKILL: out of memory?"),
-        (-11, " (SIGSEGV)"),
-        (-99, " (an unknown signal)"),
-        (3, ""),
-        (0, ""),
-    ],
-)
-def test_the_log_explains_an_exit_code(code: int, words: str) -> None:
-    said = engine_process.hint(code)
-    assert said.startswith(words) and bool(said) == bool(words)
+def test_the_log_explains_an_exit_code() -> None:
+    assert engine_process.hint(-9).startswith(" (SIGKILL: out of memory?")
+    said = [engine_process.hint(code) for code in (-11, -99, 3, 0)]
+    assert said == [" (SIGSEGV)", " (an unknown signal)", "", ""]
 
 
 async def test_clients_read_neither_exit_code_nor_reason() -> None:
-    lives = Lives(EngineClient((), 10, FAST))
+    lives = Lives(engine_client.EngineClient((), 10, FAST))
     assert lives.unhealthy_reason() == "the engine is being loaded"
     for for_good, words in ((False, supervisor.RESTARTS), (True, supervisor.ENDED)):
         lives.fall("code -9 of /srv/secret", for_good)

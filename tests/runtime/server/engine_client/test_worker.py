@@ -14,49 +14,33 @@ from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.policy.pacing import LATENCY, Pace, PrefillPolicy
 from spark_engine.runtime.engine.request import Event, Request
 from spark_engine.runtime.engine.trace import NoTrace
-from spark_engine.runtime.server.engine_client import worker
-from spark_engine.runtime.server.engine_client.ipc import (
-    Cancel,
-    Command,
-    EngineInfo,
-    Ping,
-    Ready,
-    Refused,
-    StepReport,
-    Submit,
-    decode_report,
-    encode,
-    submitted,
-)
+from spark_engine.runtime.server.engine_client import ipc, worker
 from spark_engine.runtime.server.engine_client.worker import TAKE_S, Opened, Worker
 from spark_engine.runtime.server.process.open_service import worker_command
 from spark_engine.vision import Image
 from tests.runtime.fake_engine import FakeEngine
 
-INFO = EngineInfo("fake", Limits(2, 64, 2, 32), (1,))
-
-
-class Broken(FakeEngine):
-    """Takes requests; its step raises."""
-
-    def __init__(self) -> None:
-        self._live: dict[int, Any] = {}
-        self._ends: list[Event] = []
-        self._steps = self._rounds = 0
-
-    def add(self, request_id: int, request: Request) -> None:
-        self._live[request_id] = request
-
-    def step(self) -> list[Event]:
-        raise ExecutorError("the device is gone")
+INFO = ipc.EngineInfo("fake", Limits(2, 64, 2, 32), (1,))
 
 
 class Idle(FakeEngine):
+    """Without a model and a tokenizer."""
+
     def __init__(self) -> None:
         self._live, self._ends, self._steps, self._rounds = {}, [], 0, 0
 
     def step(self) -> list[Event]:
         raise AssertionError("there is nothing to step")
+
+
+class Broken(Idle):
+    """Takes requests; its step raises."""
+
+    def add(self, request_id: int, request: Request) -> None:
+        self._live[request_id] = (request, [], 0)
+
+    def step(self) -> list[Event]:
+        raise ExecutorError("the device is gone")
 
 
 class Closed(Exception):
@@ -66,9 +50,9 @@ class Closed(Exception):
 class Socket:
     """A socket with commands, by default two requests; records reports."""
 
-    def __init__(self, *commands: Command) -> None:
-        commands = commands or tuple(Submit.of(number, Request((1,))) for number in (70, 80))
-        self.waiting = [encode(command) for command in commands]
+    def __init__(self, *commands: ipc.Command) -> None:
+        commands = commands or tuple(ipc.Submit.of(number, Request((1,))) for number in (70, 80))
+        self.waiting = [ipc.encode(command) for command in commands]
         self.sent: list[Any] = []
         self.pixels: list[bytes] = []
 
@@ -81,7 +65,16 @@ class Socket:
         return [self.waiting.pop(0), *self.pixels]
 
     def send(self, data: bytes) -> None:
-        self.sent.append(decode_report(data))
+        self.sent.append(ipc.decode_report(data))
+
+
+def _run(engine: Any, *commands: ipc.Command, socket: Any = None, watch: Any = None) -> list[Any]:
+    """The reports of a worker that gets these commands, or two requests, and nothing more."""
+    socket = socket or Socket(*commands)
+    with pytest.raises(Closed):
+        Worker(socket, INFO, engine, watch).run()
+    reports: list[Any] = socket.sent
+    return reports
 
 
 def test_a_step_that_raises_ends_the_loop_and_sends_no_end() -> None:
@@ -89,7 +82,7 @@ def test_a_step_that_raises_ends_the_loop_and_sends_no_end() -> None:
     socket: Any = Socket()
     with pytest.raises(ExecutorError, match="the device is gone"):
         Worker(socket, INFO, Broken()).run()
-    assert [type(report) for report in socket.sent] == [StepReport, Ready]
+    assert [type(report) for report in socket.sent] == [ipc.StepReport, ipc.Ready]
 
 
 def test_the_options_of_the_server_reach_the_engine(
@@ -147,10 +140,8 @@ class Busy(Idle):
 
 
 def test_a_burst_of_requests_is_taken_over_several_steps_while_others_run() -> None:
-    socket: Any = Socket(*(Submit.of(number, Request((1,))) for number in range(6)))
     engine = Busy()
-    with pytest.raises(Closed):
-        Worker(socket, INFO, engine).run()
+    _run(engine, *(ipc.Submit.of(number, Request((1,))) for number in range(6)))
     assert engine.taken == [*range(6)]
     assert len(engine.seen) >= 3 and engine.seen[0] <= 2, "their steps come in between"
 
@@ -161,34 +152,19 @@ class Full(Idle):
 
 
 def test_a_request_that_the_engine_cannot_queue_is_sent_back_by_its_id() -> None:
-    socket: Any = Socket()
-    with pytest.raises(Closed):
-        Worker(socket, INFO, Full()).run()
-    assert socket.sent[2:4] == [Refused(number, "the queue is full") for number in (70, 80)]
+    refused = [ipc.Refused(number, "the queue is full") for number in (70, 80)]
+    assert _run(Full())[2:4] == refused
 
 
-def test_an_idle_worker_answers_pings() -> None:
-    socket: Any = Socket(Ping())
-    with pytest.raises(Closed):
-        Worker(socket, INFO, Idle()).run()
-    assert [type(report) for report in socket.sent] == [StepReport, Ready, StepReport]
-    assert socket.sent[2].events == [] and socket.sent[2].stats.steps == 0
-
-
-def test_the_counters_come_before_the_word_that_it_is_ready() -> None:
+def test_an_idle_worker_answers_pings_and_counters_come_before_it_is_ready() -> None:
     """Else a first scrape has labels that no later one has."""
-    socket: Any = Socket(Ping())
-    with pytest.raises(Closed):
-        Worker(socket, INFO, Idle()).run()
-    first, ready = socket.sent[:2]
-    assert first.stats.cache_budget == 1 << 22 and isinstance(ready, Ready)
+    first, ready, answer = _run(Idle(), ipc.Ping())
+    assert first.stats.cache_budget == 1 << 22 and isinstance(ready, ipc.Ready)
+    assert answer.events == [] and answer.stats.steps == 0
 
 
 def test_a_cancel_of_what_has_ended_is_ignored() -> None:
-    socket: Any = Socket(Cancel(70), Ping())
-    with pytest.raises(Closed):
-        Worker(socket, INFO, Idle()).run()
-    assert isinstance(socket.sent[-1], StepReport)
+    assert isinstance(_run(Idle(), ipc.Cancel(70), ipc.Ping())[-1], ipc.StepReport)
 
 
 def test_short_memory_is_reported_to_the_engine_and_to_clients() -> None:
@@ -208,11 +184,9 @@ def test_short_memory_is_reported_to_the_engine_and_to_clients() -> None:
 
     shorts = [False, True, True, False]
     watch = SimpleNamespace(short=False)
-    socket: Any = Later(*[Ping()] * 4)
-    with pytest.raises(Closed):
-        Worker(socket, INFO, Frugal(), watch).run()  # type: ignore[arg-type]
+    sent = _run(Frugal(), socket=Later(*[ipc.Ping()] * 4), watch=watch)
     assert reported == [True, False]
-    reports = [r for r in socket.sent if isinstance(r, StepReport)]
+    reports = [r for r in sent if isinstance(r, ipc.StepReport)]
     assert [r.stats.memory_short for r in reports] == [False, False, True, True, False]
 
 
@@ -220,15 +194,14 @@ def test_pixels_come_in_frames_behind_their_request() -> None:
     added: list[Request] = []
 
     class Seeing(Idle):
-        def add(self, number: int, request: Request) -> None:
+        def add(self, request_id: int, request: Request) -> None:
             added.append(request)
 
     images = tuple(Image(at, 1, 2, bytes([at]) * 6144, bytes(16)) for at in (0, 3))
     request = Request((1,) * 6, images=images)
-    socket: Any = Socket(Submit.of(7, request))
-    _, *socket.pixels = frames = submitted(7, request)
+    socket = Socket(ipc.Submit.of(7, request))
+    _, *socket.pixels = frames = ipc.submitted(7, request)
     pairs = zip(frames[1:], images, strict=True)
     assert len(frames[0]) < 500 and all(data is image.pixels for data, image in pairs)
-    with pytest.raises(Closed):
-        Worker(socket, INFO, Seeing()).run()  # type: ignore[arg-type]
+    _run(Seeing(), socket=socket)
     assert added[0].images == images

@@ -138,15 +138,8 @@ class Server:
 
     async def _run(self, use: Awaitable[None]) -> None:
         protocol = cast(Any, partial(Heard, self))
-        config = uvicorn.Config(
-            self.app,
-            port=0,
-            http=protocol,
-            interface="asgi3",
-            lifespan="off",
-            log_config=None,
-            log_level="critical",
-        )
+        how: dict[str, Any] = {"lifespan": "off", "log_config": None, "log_level": "critical"}
+        config = uvicorn.Config(self.app, port=0, http=protocol, interface="asgi3", **how)
         server = uvicorn.Server(config)
         server.capture_signals = suppress  # type: ignore[method-assign,assignment]
         serving = asyncio.create_task(server.serve())

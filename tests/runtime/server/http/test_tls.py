@@ -27,8 +27,20 @@ from tests.certificates import OPENSSL, needs_openssl, pair
 from tests.runtime.server.api.api_client import ApiClient
 from tests.runtime.server.http.served_app import serving
 
+pytestmark = needs_openssl
 
-@needs_openssl
+
+def _expired(folder: Path) -> tuple[str, str]:
+    """A pair with a certificate that expires in the second in which it is made."""
+    assert OPENSSL is not None
+    (_, key), cert, asked = pair(folder, "expired"), folder / "ended.crt", folder / "ended.csr"
+    ask = ["req", "-new", "-key", key, "-subj", "/CN=test", "-out", str(asked)]
+    sign = ["x509", "-req", "-in", str(asked), "-signkey", key, "-days", "0", "-out", str(cert)]
+    for made in (ask, sign):
+        subprocess.run([OPENSSL, *made], check=True, capture_output=True)
+    return str(cert), key
+
+
 def test_files_that_make_no_certificate_are_refused(tmp_path: Path) -> None:
     cert, key = pair(tmp_path, "one")
     _, other = pair(tmp_path, "two")
@@ -43,29 +55,12 @@ def test_files_that_make_no_certificate_are_refused(tmp_path: Path) -> None:
         ((str(tmp_path), key), "--tls-cert is .*, which is no file"),
         ((cert, other), "is the key of another certificate than"),
         ((str(empty), key), "no certificate and its key"),
+        (_expired(tmp_path), r"--tls-cert .*ended\.crt: .*has expired.*valid now"),
     ):
         with pytest.raises(OptionError, match=words):
             ServerTls.of(*given)
 
 
-def _expired(folder: Path) -> tuple[str, str]:
-    """A pair with a certificate that expires in the second in which it is made."""
-    assert OPENSSL is not None
-    (_, key), cert, asked = pair(folder, "expired"), folder / "ended.crt", folder / "ended.csr"
-    ask = ["req", "-new", "-key", key, "-subj", "/CN=test", "-out", str(asked)]
-    sign = ["x509", "-req", "-in", str(asked), "-signkey", key, "-days", "0", "-out", str(cert)]
-    for made in (ask, sign):
-        subprocess.run([OPENSSL, *made], check=True, capture_output=True)
-    return str(cert), key
-
-
-@needs_openssl
-def test_an_expired_certificate_is_refused_with_its_reason(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"--tls-cert .*ended\.crt: .*has expired.*valid now"):
-        ServerTls.of(*_expired(tmp_path))
-
-
-@needs_openssl
 def test_a_locked_key_and_one_that_cannot_be_read_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +85,6 @@ def _serial(port: int) -> str:
     return hashlib.sha256(pem.encode()).hexdigest()
 
 
-@needs_openssl
 async def test_a_hangup_loads_the_certificate_again_and_keeps_it_where_the_new_one_is_broken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -134,7 +128,6 @@ async def test_a_hangup_loads_the_certificate_again_and_keeps_it_where_the_new_o
     assert "certificate loaded" in words[3] and "expires on 20" in words[3]
 
 
-@needs_openssl
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\xff\xff", b"\x16\x03\x01\x02\x00\x01"])
 async def test_half_a_handshake_is_closed_in_time(tmp_path: Path, sent: bytes) -> None:
     """A connection takes a descriptor before its handshake has ended."""
@@ -151,7 +144,6 @@ async def test_half_a_handshake_is_closed_in_time(tmp_path: Path, sent: bytes) -
         assert found == b""
 
 
-@needs_openssl
 async def test_handshakes_are_counted_and_the_oldest_is_closed(tmp_path: Path) -> None:
     cert, key = pair(tmp_path, "one")
     connections = Connections(2, 60.0)

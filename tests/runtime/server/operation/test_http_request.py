@@ -28,6 +28,7 @@ from spark_engine.runtime.server.operation.log_limit import OnePerKind
 from spark_engine.runtime.server.operation.logs import QUIET, AccessLog, LogFormat, LogLevel, set_up
 from spark_engine.runtime.server.operation.request_ids import RequestIds
 from tests.runtime.fake_client import FakeClient, service
+from tests.runtime.server.api.api_client import ApiClient
 from tests.runtime.server.operation.test_metrics import samples
 
 KEYS = """
@@ -47,14 +48,15 @@ FAILS = [Event(0, 40), Event(0, finish=FinishReason.ERROR, message="not finite")
 BODY = {"prompt": [5, 6, 7], "max_tokens": 3, "n": 2}
 
 
-class Server:
+class Server(ApiClient):
     """An application, its client, and the records of each request."""
 
     def __init__(self, folder: Path, script: list[Event]) -> None:
+        super().__init__()
         (folder / "keys").write_text(KEYS)
         (folder / "keys").chmod(0o600)
         self.requests: list[HttpRequest] = []
-        self.service = service(FakeClient(script), None)
+        self.client._script = script
         self.keys = Keyring(folder / "keys", clock=lambda: 0.0)  # nothing is refilled
         self.serve(AccessLog())
 
@@ -64,15 +66,8 @@ class Server:
         self.app = create_app(Endpoints(self.service), self.keys, listeners)
 
     def ask(self, path: str = "/v1/completions", key: str = "a", **body: Any) -> httpx.Response:
-        async def go() -> httpx.Response:
-            transport = httpx.ASGITransport(self.app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-                headers = {"Authorization": f"Bearer {key}"} if key else {}
-                if body:
-                    return await client.post(path, json=body, headers=headers)
-                return await client.get(path, headers=headers)
-
-        return asyncio.run(go())
+        head = {"authorization": f"Bearer {key}"} if key else {}
+        return self.post(path, body, **head) if body else self.get(path, **head)
 
 
 @pytest.fixture
@@ -131,7 +126,7 @@ def test_a_limit_is_an_answer_with_the_time_to_wait(server: Server) -> None:
     assert server.ask("/v1/models").status_code == 200, "what costs nothing is not counted"
     found = samples(server.service.metrics)
     assert found["spark:key_limited_total{key=ann,limit=requests}"] == 1
-    assert len(server.service.client.submitted) == 8  # type: ignore[attr-defined]
+    assert len(server.client.submitted) == 8
 
 
 def test_tokens_are_charged_as_they_come(server: Server) -> None:
@@ -181,7 +176,7 @@ def test_without_a_key_only_the_open_paths_answer(server: Server) -> None:
     assert [server.ask(p, key="").status_code for p in ("/health", "/metrics", "/version")] == (
         [200] * 3
     )
-    assert server.service.client.submitted == []  # type: ignore[attr-defined]
+    assert server.client.submitted == []
     assert server.requests[0].problem == "invalid_api_key" and server.requests[0].account is None
 
 
@@ -200,14 +195,8 @@ def test_metrics_name_keys_only_to_holders_of_a_key(server: Server) -> None:
 
 
 def test_anthropics_header_brings_a_key_too(server: Server) -> None:
-    async def ask(headers: dict[str, str]) -> int:
-        transport = httpx.ASGITransport(server.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-            return (await client.get("/v1/models", headers=headers)).status_code
-
-    assert asyncio.run(ask({"x-api-key": "b"})) == 200
-    assert asyncio.run(ask({"x-api-key": "c"})) == 401
-    assert asyncio.run(ask({"x-api-key": "b", "authorization": "Bearer c"})) == 401
+    rows = ({"x-api-key": "b"}, {"x-api-key": "c"}, {"x-api-key": "b", "authorization": "Bearer c"})
+    assert [server.get("/v1/models", **row).status_code for row in rows] == [200, 401, 401]
 
 
 def test_a_stream_that_fails_in_its_midst_says_so(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,27 +102,26 @@ def test_a_line_is_a_record_and_a_crash_is_one_with_all_its_lines() -> None:
     assert push(b"Traceback (most recent call last):\n") == []
     (crash, line) = _rows(list(records.push(b"ValueError: 1\n" + own)))
     assert crash["message"].endswith("last):\nValueError: 1") and line["message"] == "m"
-    assert push(b'{"a": 1}\n{broken\n[1]\n') == [
-        ("info", '{"a": 1}'),
-        ("info", "{broken"),
-        ("info", "[1]"),
-    ]
+    others = ['{"a": 1}', "{broken", "[1]"]
+    assert push("\n".join([*others, ""]).encode()) == [("info", line) for line in others]
     assert push(b"Fatal Python error: Segmentation fault\n\nCurrent thread") == []
     (fatal,) = _rows(list(records.last()))
     assert fatal["level"] == "error" and fatal["message"].endswith("Current thread")
 
 
-def test_the_descriptor_is_restored(tmp_path: Path) -> None:
-    code = (
-        "import os, sys\n"
-        "from spark_engine.runtime.server.operation.json_stderr import standard_error\n"
-        "from spark_engine.runtime.server.operation.logs import LogFormat\n"
-        "before = len(os.listdir('/proc/self/fd'))\n"
-        "with standard_error(LogFormat.JSON):\n"
-        "    print('inside', file=sys.stderr)\n"
-        "assert len(os.listdir('/proc/self/fd')) == before\n"
-        "print('outside', file=sys.stderr)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+TWICE = """
+import os, sys
+from spark_engine.runtime.server.operation.json_stderr import standard_error
+from spark_engine.runtime.server.operation.logs import LogFormat
+before = len(os.listdir("/proc/self/fd"))
+with standard_error(LogFormat.JSON):
+    print("inside", file=sys.stderr)
+assert len(os.listdir("/proc/self/fd")) == before
+print("outside", file=sys.stderr)
+"""
+
+
+def test_the_descriptor_is_restored() -> None:
+    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=60)
     first, second = done.stderr.splitlines()
     assert json.loads(first)["message"] == "inside" and second == "outside"

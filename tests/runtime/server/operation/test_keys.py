@@ -19,6 +19,7 @@ key = "ann's clé"
 requests_per_minute = 2
 tokens_per_minute = 60
 max_requests = 3
+salt = "team a"
 
 [[key]]
 name = "bob"
@@ -52,6 +53,7 @@ def ring(tmp_path: Path, clock: Clock) -> Keyring:
 
 def test_a_key_is_known_by_itself_or_by_its_digest(ring: Keyring) -> None:
     assert ring.locked and not Keyring().locked
+    assert [ring.find(secret).key.salt for secret in (ANN, BOB)] == ["team a", None]
     names = [ring.find(secret).key.name for secret in (ANN, BOB, b"single")]
     assert names == ["ann", "bob", "api-key"]
     for wrong in ("", "ann's cl", "ann's cléx", "bob's ", DIGEST, "ANN'S CLÉ", "singl"):
@@ -175,6 +177,10 @@ WRONG = [
     (ROW + ROW.replace('"k"', '"l"'), "'a' and 'a' have the same name"),
     (ROW + ROW.replace('"a"', '"b"'), "'a' and 'b' have the same secret"),
     ("[[key", "it must hold [[key]]"),
+    *(
+        (ROW + f'salt = "{salt}"', f"salt of key 'a' has {len(salt)} ch")
+        for salt in ("", "a" * 257)
+    ),
     (ROW + "max_requests = " + "1" * 5_000_000, "it must hold [[key]]"),
     (ROW + f"max_requests = {10**13}", "max_requests of key 'a' is 10000000000000; it must be"),
     ("key = " + "[" * 100_000, "it must hold [[key]]"),

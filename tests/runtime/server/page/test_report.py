@@ -2,18 +2,8 @@
 
 import json
 
+from spark_engine import manifest
 from spark_engine.interface import Limits, Precision
-from spark_engine.manifest import (
-    WEIGHTS,
-    Bucket,
-    FileDigest,
-    Fingerprint,
-    Manifest,
-    Memory,
-    ModelInfo,
-    Quantised,
-    Refusal,
-)
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo
 from spark_engine.runtime.server.page.report import make_report
 from spark_engine.runtime.server.prompts.chat_options import ChatOptions
@@ -34,34 +24,37 @@ TACTIC = {
 ONLY = {**TACTIC, "op": "sample", "chosen": None, "microseconds": {}}
 
 
-def _manifest() -> Manifest:
-    return Manifest(
+def _manifest() -> manifest.Manifest:
+    return manifest.Manifest(
         name="made",
         producer={"numpy": "2.0"},
         target="cpu",
         card="",
         executor="ort",
-        model=ModelInfo("qwen3_5", 2, 8, 512, 1234),
+        model=manifest.ModelInfo("qwen3_5", 2, 8, 512, 1234),
         limits=LIMITS,
         dtypes=Precision(DType.F32, DType.F8E4M3, DType.F32),
         states=(),
         tables=(),
-        buckets=(Bucket("decode", 1, 1, "decode_b1.engine", 100, cost_us=12.5),),
-        memory=Memory(weights=10, kv=20, states=3, tables=4, arena=100),
+        buckets=(manifest.Bucket("decode", 1, 1, "decode_b1.engine", 100, cost_us=12.5),),
+        memory=manifest.Memory(weights=10, kv=20, states=3, tables=4, arena=100),
         quantisation=(
-            Quantised("layers.0.mlp.up", "fp8", 2),
-            Quantised("layers.1.mlp.up", "fp8", 3),
-            Quantised("layers.1.mlp.up", "bf16", 1),
-            Quantised("lm_head", "bf16", 1),
+            manifest.Quantised("layers.0.mlp.up", "fp8", 2),
+            manifest.Quantised("layers.1.mlp.up", "fp8", 3),
+            manifest.Quantised("layers.1.mlp.up", "bf16", 1),
+            manifest.Quantised("lm_head", "bf16", 1),
         ),
         fusions={"decode": {"norm_quant": 2}},
-        refusals=(Refusal("moe_norm", "layers.0", "there is no expert"),),
+        refusals=(manifest.Refusal("moe_norm", "layers.0", "there is no expert"),),
         tactics=(TACTIC, ONLY),
         ignored={"vision": 0},
         generation={"temperature": 0.5},
         eos_token_ids=(1,),
-        fingerprint=Fingerprint("a", "b", "c", "d", "e"),
-        files={WEIGHTS: FileDigest(10, ()), "decode_b1.engine": FileDigest(77, ("f",))},
+        fingerprint=manifest.Fingerprint("a", "b", "c", "d", "e"),
+        files={
+            manifest.WEIGHTS: manifest.FileDigest(10, ()),
+            "decode_b1.engine": manifest.FileDigest(77, ("f",)),
+        },
     )
 
 
@@ -71,20 +64,10 @@ def test_what_was_built_is_summarised() -> None:
     assert report["name"] == "made" and report["limits"]["max_seqs"] == 4
     assert report["cache"] == {"budget_bytes": 1 << 20, "snapshots": 3, "disk_bytes": 7}
     assert report["memory"]["total"] == 137
-    assert report["buckets"] == [
-        {
-            "file": "decode_b1.engine",
-            "family": "decode",
-            "rows": 1,
-            "tokens": 1,
-            "cost_us": 12.5,
-            "arena_bytes": 100,
-            "file_bytes": 77,
-        }
-    ]
-    assert report["refusals"] == [
-        {"rule": "moe_norm", "node": "layers.0", "reason": "there is no expert"}
-    ]
+    bucket = {"file": "decode_b1.engine", "family": "decode", "rows": 1, "tokens": 1}
+    assert report["buckets"] == [{**bucket, "cost_us": 12.5, "arena_bytes": 100, "file_bytes": 77}]
+    refusal = {"rule": "moe_norm", "node": "layers.0", "reason": "there is no expert"}
+    assert report["refusals"] == [refusal]
     assert report["dtypes"] == {"activation": "f32", "kv": "f8e4m3", "state": "f32"}
     assert not {"files", "states", "tables", "digest"} & set(report)
 
@@ -109,6 +92,5 @@ def test_an_engine_without_a_manifest_tells_its_limits() -> None:
     assert report["chat"]["template_kwargs"] is None
     chat = ChatOptions(reasoning_effort="low", template_kwargs={"preserve_thinking": True})
     shown = make_report(INFO, None, chat)["chat"]
-    assert (shown["reasoning_effort"], shown["template_kwargs"]) == (
-        "low", {"preserve_thinking": True},
-    )  # fmt: skip
+    assert shown["reasoning_effort"] == "low"
+    assert shown["template_kwargs"] == {"preserve_thinking": True}

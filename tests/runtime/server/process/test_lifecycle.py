@@ -22,16 +22,12 @@ from spark_engine.runtime.server.process import http_server, open_service
 from spark_engine.runtime.server.process import server as module
 from spark_engine.runtime.server.process.open_service import shorten
 from tests import patient
-from tests.runtime import native_folder, small_tokenizer
-from tests.runtime.server.process.test_server import Running, _server, _wait
+from tests.patient import wait
+from tests.runtime import native_folder
+from tests.runtime.server.process.test_server import Running, _server
 
 OLD, NEW = '[[key]]\nname = "ann"\nkey = "old"\n', '[[key]]\nname = "ann"\nkey = "new"\n'
 BODY = {"prompt": "x", "max_tokens": 4}
-
-
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_tokenizer.write(tmp_path_factory.mktemp("engine") / "tokenizer")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +57,7 @@ def _rows(keys: Path) -> list[dict[str, Any]]:
 
 def test_every_line_of_the_log_is_json_and_names_its_request(server: Running, keys: Path) -> None:
     assert _post(server, "old").status_code == 200
-    _wait(lambda: any(row.get("path") == "/v1/completions" for row in _rows(keys)), "the line")
+    wait(lambda: any(row.get("path") == "/v1/completions" for row in _rows(keys)), "the line")
     row = [row for row in _rows(keys) if row.get("path") == "/v1/completions"][-1]
     assert (row["key"], row["id"], row["status"], row["tokens"]) == ("ann", "mine", 200, 4)
     assert 0 <= row["queued"] <= row["first"] <= row["seconds"] < 100
@@ -71,15 +67,15 @@ def test_every_line_of_the_log_is_json_and_names_its_request(server: Running, ke
 def test_a_hangup_reads_the_keys_again(server: Running, keys: Path) -> None:
     keys.write_text("[[key")
     server.process.send_signal(signal.SIGHUP)
-    _wait(lambda: any("stay as they were" in row["message"] for row in _rows(keys)), "the words")
+    wait(lambda: any("stay as they were" in row["message"] for row in _rows(keys)), "the words")
     assert (_post(server, "old").status_code, _post(server, "new").status_code) == (200, 401)
     keys.write_text(NEW)
     server.process.send_signal(signal.SIGHUP)
-    _wait(lambda: _post(server, "new").status_code == 200, "the new key")
+    wait(lambda: _post(server, "new").status_code == 200, "the new key")
     assert _post(server, "old").status_code == 401
     keys.write_text(OLD)
     server.process.send_signal(signal.SIGHUP)
-    _wait(lambda: _post(server, "old").status_code == 200, "the old key")
+    wait(lambda: _post(server, "old").status_code == 200, "the old key")
 
 
 def test_a_hangup_while_the_engine_is_loaded_ends_nothing(

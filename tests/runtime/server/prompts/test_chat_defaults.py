@@ -11,9 +11,8 @@ from spark_engine.runtime.server.prompts.conversation import ChatReader
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.thinking import EFFORTS, nearest
 from tests.runtime import small_tokenizer
-from tests.runtime.server.api.api_client import ApiClient, tokenizer
+from tests.runtime.server.api.api_client import USER, ApiClient, tokenizer
 
-USER = [{"role": "user", "content": "hi"}]
 # In the manner of Qwen3.8's: three efforts alone, each a sentence at the very beginning but one.
 THREE = """\
 {%- set effort = reasoning_effort | default("xhigh") %}
@@ -83,31 +82,28 @@ def test_a_template_without_efforts_is_given_any() -> None:
     assert reader.thinking({"reasoning_effort": "max"}).options == {"reasoning_effort": "max"}
 
 
+def _kwargs(**kwargs: Any) -> dict[str, Any]:
+    return {"template_kwargs": kwargs}
+
+
+LEFT = {"chat_template_kwargs": {"preserve_thinking": False}}
+
+
 @pytest.mark.parametrize(
     ("chat", "fields", "has", "lacks"),
     [
-        ({"template_kwargs": {"preserve_thinking": True}}, {}, "Keep thoughts.", "x"),
-        (
-            {"template_kwargs": {"preserve_thinking": True}},
-            {"chat_template_kwargs": {"preserve_thinking": False}},
-            "hi",
-            "Keep thoughts.",
-        ),
-        ({"template_kwargs": {"enable_thinking": False}}, {}, "\n</think>", "x"),
-        (
-            {"template_kwargs": {"enable_thinking": False}},
-            {"enable_thinking": True},
-            "hi",
-            "</think>",
-        ),
-        ({"template_kwargs": {"enable_thinking": False}}, {"think": True}, "hi", "</think>"),
-        ({"template_kwargs": {"thinking": False}}, {"think": True}, "hi", "</think>"),
+        (_kwargs(preserve_thinking=True), {}, "Keep thoughts.", "x"),
+        (_kwargs(preserve_thinking=True), LEFT, "hi", "Keep thoughts."),
+        (_kwargs(enable_thinking=False), {}, "\n</think>", "x"),
+        (_kwargs(enable_thinking=False), {"enable_thinking": True}, "hi", "</think>"),
+        (_kwargs(enable_thinking=False), {"think": True}, "hi", "</think>"),
+        (_kwargs(thinking=False), {"think": True}, "hi", "</think>"),
         ({"reasoning_effort": "none"}, {}, "\n</think>", "x"),
         ({"reasoning_effort": "none"}, {"reasoning_effort": "low"}, "Think little.", "</think>"),
         ({"reasoning_effort": "none"}, {"enable_thinking": True}, "Think long.", "</think>"),
         ({"reasoning_effort": "low"}, {"enable_thinking": True}, "Think little.", "</think>"),
         ({"reasoning_effort": "low"}, {"reasoning_effort": "max"}, "Think long.", "little"),
-        ({"template_kwargs": {"reasoning_effort": "low"}}, {}, "Think little.", "x"),
+        (_kwargs(reasoning_effort="low"), {}, "Think little.", "x"),
     ],
 )
 def test_a_request_goes_before_the_server(

@@ -7,16 +7,12 @@ import httpx
 import pytest
 
 from spark_engine.errors import OptionError
-from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.server.prompts.chat_options import ChatOptions
 from spark_engine.runtime.server.prompts.conversation import ChatReader
-from tests.runtime.server.api.api_client import ApiClient, events, tokenizer
+from tests.runtime.server.api.api_client import USER, ApiClient, events, tokenizer
 
-USER = [{"role": "user", "content": "hi"}]
-TOOL = {
-    "type": "function",
-    "function": {"name": "f", "parameters": {"properties": {"x": {"type": "string"}}}},
-}
+PARAMETERS = {"properties": {"x": {"type": "string"}}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}
 CALL = "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
 FOUR = "hm\n</think>\n\nFour."
 SAID = [*USER, {"role": "assistant", "content": "It is "}]
@@ -45,11 +41,9 @@ def _stream(text: str, **fields: Any) -> list[Any]:
 
 
 def test_a_budget_travels_with_the_request() -> None:
-    for fields in ({"thinking_budget": 7}, {"thinking": {"type": "enabled", "budget_tokens": 7}}):
-        _, bound = _asked(**fields)
-        assert isinstance(bound, ConstraintSpec) and bound.budget == 7
-        assert bound.end_of_thought == tokenizer().id_of("</think>")
-        assert bound.end_of_thought in bound.close
+    _, bound = _asked(thinking={"type": "enabled", "budget_tokens": 7})
+    assert bound.budget == 7 and bound.end_of_thought == tokenizer().id_of("</think>")
+    assert bound.end_of_thought in bound.close
     chat = {"think_budget": 9}
     assert _asked(chat)[1].budget == 9
     assert _asked(chat, thinking_budget=3)[1].budget == 3
@@ -94,7 +88,6 @@ def test_thoughts_are_left_out_where_they_are_not_wanted(fields: dict[str, Any])
 
 
 def test_one_call_at_most() -> None:
-    """The second is not generated: the request is cancelled after the first."""
     text = "hm\n</think>\n\n" + CALL + "\n" + CALL
     both, cancelled = _whole(text, tools=[TOOL])
     assert len(both["message"]["tool_calls"]) == 2 and cancelled == []
@@ -113,20 +106,8 @@ def test_an_answer_continues_the_last_message() -> None:
     assert choice["message"]["content"] == "\nfour."
 
 
-def test_a_prompt_may_end_with_its_last_message() -> None:
-    assert _asked(add_generation_prompt=False)[0] == "<|im_start|>user\nhi<|im_end|>\n"
-
-
-def test_messages_of_every_client_are_taken() -> None:
-    parts = [{"type": "input_text", "text": "brief"}]
-    messages = [{"role": "developer", "content": parts}, {"role": "system", "content": "kind"}]
-    prompt, _ = _asked(messages=[*messages, *USER])
-    assert prompt.startswith("<|im_start|>system\nbrief\n\nkind<|im_end|>\n<|im_start|>user\nhi")
-
-
 @pytest.mark.parametrize(("form", "count"), [("qwen3_coder", 2), ("hermes", 1), ("none", 0)])
 def test_the_form_of_calls_is_the_servers(form: str, count: int) -> None:
-    """By name, since this template shows none."""
     json_call = '</think>\n\n<tool_call>\n{"name": "f", "arguments": {"x": "1"}}\n</tool_call>'
     server = ApiClient(json_call + CALL[12:], service={"chat": ChatOptions(tools=form)})
     message = _post(server, tools=[TOOL]).json()["choices"][0]["message"]

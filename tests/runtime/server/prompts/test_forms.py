@@ -13,12 +13,10 @@ from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.server.engine_client import worker
 from tests.runtime import small_tokenizer
 from tests.runtime.fake_client import FakeClient, service
-from tests.runtime.server.api.api_client import ApiClient, tokenizer
+from tests.runtime.server.api.api_client import CHAT, TEXT, ApiClient, tokenizer
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
-TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 def _bound(path: str = CHAT, **fields: Any) -> list[ConstraintSpec | None]:
@@ -48,17 +46,6 @@ def test_all_choices_and_prompts_are_bound() -> None:
     four = _bound(TEXT, prompt=["a", "b<think>\n"], n=2, guided_choice=["x"])
     ends = [bound.end_of_thought for bound in four if bound is not None]
     assert ends == [-1, -1, tokenizer().id_of("</think>"), tokenizer().id_of("</think>")]
-
-
-def test_tools_are_called_as_the_choice_says() -> None:
-    assert _bound(tools=[TOOL]) == _bound(tools=[TOOL], tool_choice="none") == [None]
-    named = {"type": "function", "function": {"name": "look"}}
-    for choice in ("required", named):
-        [bound] = _bound(tools=[TOOL], tool_choice=choice)
-        assert bound is not None and "<function=look>" in bound.grammar
-    [several] = _bound(tools=[TOOL], tool_choice="required")
-    [single] = _bound(tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
-    assert several is not None and single is not None and several.grammar != single.grammar
 
 
 def test_an_engine_without_a_tokenizer_has_no_forms() -> None:

@@ -8,7 +8,7 @@ import asyncio
 import gzip
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,15 @@ from spark_engine.runtime.server.prompts.pool import WorkerPool
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.loop_watch import LIMIT_S, watched
+from tests.patient import until
 from tests.runtime.fake_client import FakeClient, service
+from tests.runtime.server.api.api_client import CHAT, RESPONSES, TEXT, USER
 from tests.runtime.server.prompts import served_folder
 from tests.runtime.server.prompts.served_folder import LOOP, TEMPLATE
 
 CHUNK = 64 << 10  # bytes that uvicorn hands on at a time
-CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MIB = 1 << 20
+HALF = b"\\ud800" * (MIB // 6)
 END = (Event(0, 40, finish=FinishReason.LENGTH),)
 
 
@@ -81,108 +83,72 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
         yield App(runner, pool, folder)
 
 
-def _repeated(before: str, part: str, after: str, size: int) -> bytes:
+def _repeated(
+    path: str, before: str, part: str, after: str = "]}", size: int = MIB
+) -> tuple[str, bytes]:
+    """A body of this size, or of a megabyte, with as many of the parts as fit."""
     count = (size - len(before) - len(after)) // (len(part) + 1)
-    return (before + ",".join([part] * count) + after).encode()
+    return path, (before + ",".join([part] * count) + after).encode()
 
 
-def _nasty(size: int) -> dict[str, tuple[str, bytes]]:
-    refs = {f"p{i}": {"$ref": "#"} for i in range(12)}
-    self_ref = {"anyOf": [{"$ref": "#/$defs/a"}] * 12}
-    schema = {
-        "type": "object",
-        "$defs": {"a": self_ref},
-        "properties": {"x": {"$ref": "#/$defs/a"}},
-    }
+def _sent(path: str = CHAT, **fields: Any) -> tuple[str, bytes]:
+    body = {"messages": USER} if path == CHAT else {}
+    return path, json.dumps({**body, **fields}).encode()
+
+
+def _nasty() -> dict[str, tuple[str, bytes]]:
+    ref = {"$ref": "#/$defs/a"}
+    schema = {"type": "object", "$defs": {"a": {"anyOf": [ref] * 12}}, "properties": {"x": ref}}
     tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}
-    user = [{"role": "user", "content": "hi"}]
-    wide = {"type": "object", "properties": {**refs, "x": {"type": "string", "maxLength": 10**6}}}
-    many = [
-        {"type": "function", "function": {"name": f"f{i}", "parameters": wide}} for i in range(900)
-    ]
-    text = "word " * (size // 5)
+    rows = {
+        **{f"p{i}": {"$ref": "#"} for i in range(12)},
+        "x": {"type": "string", "maxLength": 10**6},
+    }
+    wide = {"type": "object", "properties": rows}
+    functions = ({"name": f"f{i}", "parameters": wide} for i in range(900))
+    many = [{"type": "function", "function": function} for function in functions]
+    items, text = b'{"items":' * 900 + b"{}" + b"}" * 900, "word " * (MIB // 5)
+    shown, ids = '{"n":1,"return_token_ids":true,"prompt":[', f"[{'1,' * 2000}1]"
+    junk = '{"input":[{"role":"user","content":"hi","x":['
     return {
-        "messages that are empty": (CHAT, _repeated('{"messages":[', "{}", "]}", size)),
-        "prompts that are empty": (TEXT, _repeated('{"prompt":[', "[]", "]}", size)),
-        "a field that is not known": (TEXT, _repeated('{"prompt":"a","junk":[', "{}", "]}", size)),
-        "ids to stop at": (TEXT, _repeated('{"prompt":"a","stop_token_ids":[', "1", "]}", size)),
-        "ids as a prompt": (TEXT, _repeated('{"prompt":[', "1", '],"n":8}', size)),
-        "prompts of ids": (
-            TEXT,
-            _repeated(
-                '{"n":1,"return_token_ids":true,"prompt":[', f"[{'1,' * 2000}1]", "]}", 8 * 4010
-            ),
+        "messages that are empty": _repeated(CHAT, '{"messages":[', "{}"),
+        "prompts that are empty": _repeated(TEXT, '{"prompt":[', "[]"),
+        "a field that is not known": _repeated(TEXT, '{"prompt":"a","junk":[', "{}"),
+        "ids to stop at": _repeated(TEXT, '{"prompt":"a","stop_token_ids":[', "1"),
+        "ids as a prompt": _repeated(TEXT, '{"prompt":[', "1", '],"n":8}'),
+        "prompts of ids": _repeated(TEXT, shown, ids, size=8 * 4010),
+        "items that are empty": _repeated(RESPONSES, '{"input":[', "{}"),
+        "items with junk": _repeated(RESPONSES, junk, "{}", "]}]}"),
+        "tools that are repeated": _repeated(
+            RESPONSES, '{"input":"hi","tool_choice":"none","metadata":{"x":[', "{}", "]}}"
         ),
-        "items that are empty": (RESPONSES, _repeated('{"input":[', "{}", "]}", size)),
-        "items with junk": (
-            RESPONSES,
-            _repeated('{"input":[{"role":"user","content":"hi","x":[', "{}", "]}]}", size),
-        ),
-        "tools that are repeated": (
-            RESPONSES,
-            _repeated('{"input":"hi","tool_choice":"none","metadata":{"x":[', "{}", "]}}", size),
-        ),
-        "a deep nest": (CHAT, b'{"messages":' + b"[" * size + b"]" * size + b"}"),
-        "a deep schema": (
-            CHAT,
-            json.dumps({"messages": user}).encode()[:-1]
-            + b',"guided_json":'
-            + b'{"items":' * 900
-            + b"{}"
-            + b"}" * 900
-            + b"}",
-        ),
-        "a schema that refers to itself": (
-            CHAT,
-            json.dumps({"messages": user, "tools": [tool], "tool_choice": "required"}).encode(),
-        ),
-        "many tools": (
-            CHAT,
-            json.dumps({"messages": user, "tools": many, "tool_choice": "required"}).encode(),
-        ),
-        "a long text that is cut": (
-            TEXT,
-            json.dumps({"prompt": [text] * 2, "truncate_prompt_tokens": 5}).encode(),
-        ),
-        "one word that is cut": (
-            TEXT,
-            json.dumps({"prompt": "a" * size, "truncate_prompt_tokens": 5}).encode(),
-        ),
-        "a text to tokenise": ("/tokenize", json.dumps({"prompt": text[: MIB // 2]}).encode()),
-        "ids to detokenise": ("/detokenize", _repeated('{"tokens":[', "65", "]}", size)),
-        "a text that is echoed": (
-            TEXT,
-            json.dumps({"prompt": ["hi " * 600] * 8, "echo": True, "n": 1}).encode(),
-        ),
-        "a body that is no JSON": (CHAT, b"[" + b"1" * size),
-        "numbers without an end": (CHAT, b'{"messages":[],"seed":' + b"9" * size + b"}"),
-        "half a character": (
-            CHAT,
-            b'{"messages":[{"content":"' + b"\\ud800" * (size // 6) + b'"}]}',
-        ),
-        "keys without an end": (CHAT, b'{"' + b"k" * size + b'":1,"messages":[]}'),
-        "a template without an end": (
-            CHAT,
-            json.dumps({"messages": [{"role": "user", "content": LOOP}]}).encode(),
-        ),
+        "a deep nest": (CHAT, b'{"messages":' + b"[" * MIB + b"]" * MIB + b"}"),
+        "a deep schema": (CHAT, _sent()[1][:-1] + b',"guided_json":' + items + b"}"),
+        "a schema that refers to itself": _sent(tools=[tool], tool_choice="required"),
+        "many tools": _sent(tools=many, tool_choice="required"),
+        "a long text that is cut": _sent(TEXT, prompt=[text] * 2, truncate_prompt_tokens=5),
+        "one word that is cut": _sent(TEXT, prompt="a" * MIB, truncate_prompt_tokens=5),
+        "a text to tokenise": _sent("/tokenize", prompt=text[: MIB // 2]),
+        "ids to detokenise": _repeated("/detokenize", '{"tokens":[', "65"),
+        "a text that is echoed": _sent(TEXT, prompt=["hi " * 600] * 8, echo=True, n=1),
+        "a body that is no JSON": (CHAT, b"[" + b"1" * MIB),
+        "numbers without an end": (CHAT, b'{"messages":[],"seed":' + b"9" * MIB + b"}"),
+        "half a character": (CHAT, _sent(messages=[{"content": "@"}])[1].replace(b"@", HALF)),
+        "keys without an end": (CHAT, b'{"' + b"k" * MIB + b'":1,"messages":[]}'),
+        "a template without an end": _sent(messages=[{"role": "user", "content": LOOP}]),
     }
 
 
 def test_no_body_holds_the_loop_up(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is answered, none with a server's error; and what comes next is."""
-    bodies = _nasty(MIB)
+    bodies = _nasty()
     for lane in app.pool.lanes:
         base, more, most = lane.cpu_s
         monkeypatch.setattr(lane, "cpu_s", (min(base, 0.5), more, most if more else 0.5))
 
-    async def one(path: str, body: bytes) -> int:
-        status, _ = await app.post(path, body)
-        return status
-
     statuses, slow = {}, {}
     for what, body in bodies.items():
         with watched() as longest:
-            statuses[what] = app.run(one(*body))
+            statuses[what], _ = app.run(app.post(*body))
         if longest.seconds > LIMIT_S:
             slow[what] = longest
     assert slow == {}
@@ -191,7 +157,7 @@ def test_no_body_holds_the_loop_up(app: App, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_neither_does_the_largest(app: App) -> None:
-    body = _repeated('{"messages":[', "{}", "]}", 32 * MIB)
+    _, body = _repeated(CHAT, '{"messages":[', "{}", size=32 * MIB)
     packed = gzip.compress(b" " * (31 * MIB) + b"{}", 1)
     with watched() as longest:
         first, _ = app.run(app.post(CHAT, body))
@@ -204,12 +170,10 @@ def test_neither_does_the_largest(app: App) -> None:
 def test_a_client_that_leaves_is_noticed(
     app: App, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While its body waits to be read, is read, and while its grammar is compiled."""
-    loop = json.dumps({"messages": [{"role": "user", "content": LOOP}], "x": "x" * CHUNK}).encode()
+    _, loop = _sent(messages=[{"role": "user", "content": LOOP}], x="x" * CHUNK)
     rows = {f"p{i}": {"type": "string", "maxLength": 500 + i} for i in range(2000)}
     schema = {"type": "object", "properties": rows, "required": list(rows)}
-    user = [{"role": "user", "content": "hi"}]
-    formed = json.dumps({"messages": user, "guided_json": schema, "chat": 1}).encode()
+    _, formed = _sent(guided_json=schema)
     lanes = {lane.name: lane for lane in app.pool.lanes}
     lane = lanes["grammars" if stage == "compiles" else "long prompts"]
     monkeypatch.setattr(lanes["grammars"], "cpu_s", (60.0, 0.0, 60.0))
@@ -223,9 +187,9 @@ def test_a_client_that_leaves_is_noticed(
         body = formed if stage == "compiles" else loop
         count = lane.workers if stage == "waits" else 0
         more = [asyncio.ensure_future(app.post(CHAT, body, others)) for _ in range(count)]
-        await _until(lambda: len(lane.walls) == count)
+        await until(lambda: len(lane.walls) == count)
         asking = asyncio.ensure_future(app.post(CHAT, body, gone))
-        await _until(there)
+        await until(there)
         begin = time.monotonic()
         gone.set()
         status, _ = await asking
@@ -233,15 +197,8 @@ def test_a_client_that_leaves_is_noticed(
         assert status == 499 and not lane.queue
         others.set()
         await asyncio.gather(*more)
-        await _until(lambda: not lane.walls)
+        await until(lambda: not lane.walls)
         return took
 
     assert app.run(leave()) < 1.0
     assert app.service.open == 0 and len(app.client.submitted) == before
-
-
-async def _until(ok: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not ok():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.002)

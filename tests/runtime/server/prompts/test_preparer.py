@@ -7,9 +7,8 @@ import pytest
 
 from spark_engine.runtime.server.prompts import handler, preparer
 from spark_engine.runtime.server.prompts.contract import BodyRefused, JobKind, Prepared
-from tests.runtime.server.api.api_client import ApiClient
+from tests.runtime.server.api.api_client import USER, ApiClient
 
-USER = [{"role": "user", "content": "hi"}]
 IDS = [65, 66, 67, 68]
 
 

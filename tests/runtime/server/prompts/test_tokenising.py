@@ -9,21 +9,8 @@ from spark_engine.runtime.server.prompts.tokenising import encode_tail
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import small_tokenizer
 
-WORDS = (
-    *(
-        "Once",
-        "bear",
-        "12",
-        "naïve",
-        "猫が座っている",
-        "«Où",
-        "don't",
-        "x=1;",
-        "<|im_start|>user",
-        "…",
-    ),
-    *("cafe\u0301", "a_b", "🙂", "--", "<think>", "42.5", "été", "fish.", "\t", "(the)", "river"),
-)
+WORDS = "bear 12 naïve 猫が座っている «Où don't x=1; … cafe\u0301 a_b 🙂 -- <think> 42.5".split()
+WORDS += ["été", "Once", "<|im_start|>user", "fish.", "\t", "(the)", "river"]
 GAPS = (" ", " ", " ", "\n", "  ", "\n\n", " \n ", "")
 
 

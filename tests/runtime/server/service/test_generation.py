@@ -27,18 +27,27 @@ from tests.clocks import leap
 from tests.runtime.fake_client import FakeClient
 
 
-def _run(client: Any, tokenizer: Tokenizer, stop: str, count: int = 1) -> list[str]:
-    """The pieces' texts of `count` choices that end before `stop`."""
-    params = SamplingParams(stop=(stop,))
+def _generation(
+    client: Any,
+    deadline: Deadline,
+    tokenizer: Tokenizer | None = None,
+    stop: str = "",
+    count: int = 1,
+) -> Generation:
+    params = SamplingParams(stop=(stop,) if stop else ())
     choices = [
         CompletionChoice(Request((1,), params), TextStream(tokenizer, params, (1,)))
         for _ in range(count)
     ]
+    return Generation(client, Metrics("m", lambda: (client.stats, 0.0)), choices, 4, deadline)
+
+
+def _run(client: Any, tokenizer: Tokenizer, stop: str, count: int = 1) -> list[str]:
+    """The pieces' texts of `count` choices that end before `stop`."""
 
     async def pieces() -> list[str]:
-        metrics = Metrics("m", lambda: (client.stats, 0.0))
-        generation = Generation(client, metrics, choices, 4, Deadline(None))
-        return [piece.text async for _, piece in generation.pieces()]
+        made = _generation(client, Deadline(None), tokenizer, stop, count)
+        return [piece.text async for _, piece in made.pieces()]
 
     return asyncio.run(pieces())
 
@@ -82,12 +91,9 @@ def test_the_deadline_is_the_requests_and_not_each_tokens() -> None:
             return [0]
 
     async def count() -> int:
-        client: Any = Slow()
-        metrics = Metrics("m", lambda: (client.stats, 0.0))
-        choice = CompletionChoice(Request((1,)), TextStream(None, SamplingParams(), (1,)))
-        pieces, came = Generation(client, metrics, [choice], 4, Deadline(0.22)).pieces(), 0
+        client, came = Slow(), 0
         with pytest.raises(TimedOut, match=r"more than 0\.22 s"):
-            async for _ in pieces:
+            async for _ in _generation(client, Deadline(0.22)).pieces():
                 came += 1
         assert client.cancelled == [0]
         return came
@@ -113,11 +119,8 @@ class Queued(FakeClient):
 
 
 async def _wait_in_queue(timeout_s: float | None, queue_s: float | None) -> tuple[int, list[int]]:
-    client: Any = Queued()
-    metrics = Metrics("m", lambda: (client.stats, 0.0))
-    choice = CompletionChoice(Request((1,)), TextStream(None, SamplingParams(), (1,)))
-    deadline = Deadline(timeout_s, queue_s)
-    came = [p async for p in Generation(client, metrics, [choice], 4, deadline).pieces()]
+    client = Queued()
+    came = [p async for p in _generation(client, Deadline(timeout_s, queue_s)).pieces()]
     return len(came), client.cancelled
 
 
@@ -134,15 +137,10 @@ def test_the_queues_time_ends_when_the_engine_begins() -> None:
         leap(_wait_in_queue(0.3, 0.25))
 
 
-def test_a_request_that_cannot_be_sent_leaves_nothing() -> None:
-    async def submit() -> int:
-        client = EngineClient(())
-        requests = [Request((1,)), Request((1,), priority=10**20 - 1)]
-        with pytest.raises(OverflowError):
-            client.submit(requests, asyncio.Queue(), 4)
-        try:
-            return client.in_flight
-        finally:
-            await client.close()
-
-    assert asyncio.run(submit()) == 0
+async def test_a_request_that_cannot_be_sent_leaves_nothing() -> None:
+    client = EngineClient(())
+    requests = [Request((1,)), Request((1,), priority=10**20 - 1)]
+    with pytest.raises(OverflowError):
+        client.submit(requests, asyncio.Queue(), 4)
+    assert client.in_flight == 0
+    await client.close()

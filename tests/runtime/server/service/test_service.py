@@ -1,9 +1,9 @@
 """What is refused early, what runs outside the event loop, what is counted."""
 
 import asyncio
+import itertools
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from spark_engine.runtime.server.service.generation import TimedOut
 from spark_engine.runtime.server.service.service import ReadingFailed
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
+from tests.patient import until
 from tests.runtime import small_tokenizer
 from tests.runtime.fake_client import FakeClient, Inline, Served, inline, service
+from tests.runtime.server.api.api_client import USER
 
-HANGS_S = 60.0  # ends a test that hangs
-USER = [{"role": "user", "content": "hi"}]
+TEMPLATE = ChatTemplate(small_tokenizer.TEMPLATE)
 ANSWER = (Event(0, 40), Event(0, 41, finish=FinishReason.LENGTH))
 
 
@@ -69,241 +70,214 @@ def tokenizer(tmp_path: Path) -> Counting:
 
 
 def _gated(client: FakeClient, tokenizer: Tokenizer, **options: Any) -> tuple[Served, Gated]:
-    template = ChatTemplate(small_tokenizer.TEMPLATE)
-    info = service(client, tokenizer).info
-    pool = Gated(inline(client, info, tokenizer, template))
-    return service(client, tokenizer, template=template, pool=pool, **options), pool
-
-
-async def _until(ok: Callable[[], bool]) -> None:
-    end = time.monotonic() + HANGS_S
-    while not ok():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.005)
+    pool = Gated(inline(client, service(client, tokenizer).info, tokenizer, TEMPLATE))
+    return service(client, tokenizer, template=TEMPLATE, pool=pool, **options), pool
 
 
 def _body(**fields: Any) -> bytes:
     return json.dumps({"max_tokens": 2, **fields}).encode()
 
 
-def test_a_priority_needs_the_servers_leave(tokenizer: Counting) -> None:
+async def test_a_priority_needs_the_servers_leave(tokenizer: Counting) -> None:
     async def ask(allowed: bool, priority: int) -> int:
         client = FakeClient()
         taken = service(client, tokenizer, allow_priority=allowed)
         await taken.complete(_body(prompt="a", priority=priority))
         return client.submitted[0].priority
 
-    assert asyncio.run(ask(False, 0)) == 0
+    assert await ask(False, 0) == 0
     for priority in (7, -7, 2**31 - 1):
-        assert asyncio.run(ask(True, priority)) == priority
+        assert await ask(True, priority) == priority
         with pytest.raises(BadField, match=f"priority is {priority};.*--allow-priority") as caught:
-            asyncio.run(ask(False, priority))
+            await ask(False, priority)
         assert caught.value.param == "priority"
-    for priority in (10**20 - 1, -(10**20), 2**31):
-        for allowed in (False, True):
-            with pytest.raises(BadField, match=f"priority is {priority}; it must be from"):
-                asyncio.run(ask(allowed, priority))
+    for priority, allowed in itertools.product((10**20 - 1, -(10**20), 2**31), (False, True)):
+        with pytest.raises(BadField, match=f"priority is {priority}; it must be from"):
+            await ask(allowed, priority)
 
 
 @pytest.mark.parametrize(("count", "n"), [(200_000, 512), (513, 1), (9, 1), (5, 2)])
-def test_too_many_answers_are_refused_before_a_prompt_is_read(
+async def test_too_many_answers_are_refused_before_a_prompt_is_read(
     tokenizer: Counting, count: int, n: int
 ) -> None:
     """More than ever fit: a 503 with `retry` would never come true."""
-    body = _body(prompt=["a"] * count, n=n)
-    with pytest.raises(
-        BadField, match=f"{count} prompts with n = {n} are {count * n} answers; at most 8"
-    ):
-        asyncio.run(service(FakeClient(), tokenizer).complete(body))
+    words = f"{count} prompts with n = {n} are {count * n} answers; at most 8"
+    with pytest.raises(BadField, match=words):
+        await service(FakeClient(), tokenizer).complete(_body(prompt=["a"] * count, n=n))
     assert tokenizer.lengths == []
 
 
-def test_as_many_answers_as_may_be_are_taken(tokenizer: Counting) -> None:
+async def test_as_many_answers_as_may_be_are_taken(tokenizer: Counting) -> None:
     client = FakeClient()
     client.max_queue = 508  # and four slots
-    asyncio.run(service(client, tokenizer).complete(_body(prompt=["a"] * 256, n=2, seed=5)))
+    await service(client, tokenizer).complete(_body(prompt=["a"] * 256, n=2, seed=5))
     assert len(client.submitted) == 512 and len(tokenizer.lengths) == 256
     assert [r.params.seed for r in client.submitted[:4]] == [5, 6, 5, 6]
     assert client.submitted[0].prompt is client.submitted[1].prompt  # n choices share it
 
 
-def test_a_text_that_is_only_counted_is_bounded_too(tokenizer: Counting) -> None:
-    served = service(FakeClient(), tokenizer)
+async def test_a_text_that_is_only_counted_is_bounded_too(tokenizer: Counting) -> None:
     with pytest.raises(BadField, match="at most 4194304 are tokenised"):
-        asyncio.run(served.tokenize(_body(prompt="a" * (4 * 2**20 + 1))))
+        await service(FakeClient(), tokenizer).tokenize(_body(prompt="a" * (4 * 2**20 + 1)))
     assert tokenizer.lengths == []
 
 
-def test_a_prompt_that_cannot_fit_is_refused_unread(tokenizer: Counting) -> None:
-    served = service(FakeClient(), tokenizer, template=ChatTemplate(small_tokenizer.TEMPLATE))
+async def test_a_prompt_that_cannot_fit_is_refused_unread(tokenizer: Counting) -> None:
+    served = service(FakeClient(), tokenizer, template=TEMPLATE)
     longest = max(len(tokenizer.token_bytes(i)) for i in range(len(tokenizer)))
     surely = 64 * longest * 4 + 1  # bytes; NFC may make one of four
     for text in ("a" * surely, "é" * (surely // 2 + 1), "\ud800" * surely):
         data = json.dumps({"prompt": text}, ensure_ascii=False).encode(errors="surrogatepass")
         with pytest.raises(BadField) as caught:
-            asyncio.run(served.complete(data))
+            await served.complete(data)
         assert text[0] == "\ud800" or caught.value.code == "context_length_exceeded"
-    messages = [{"role": "user", "content": "a" * surely}]
     with pytest.raises(BadField, match="bytes.* maximum context length is 64 tokens"):
-        asyncio.run(served.chat(_body(messages=messages)))
+        await served.chat(_body(messages=[{"role": "user", "content": "a" * surely}]))
     with pytest.raises(BadField, match="too long: 65 messages; .* length is 64 tokens"):
-        asyncio.run(served.chat(_body(messages=USER * 65)))
+        await served.chat(_body(messages=USER * 65))
     assert tokenizer.lengths == []
     with pytest.raises(BadField, match=r"first 512 of 2000 characters .* over 64 tokens"):
-        asyncio.run(served.complete(_body(prompt="a.b!" * 500)))
+        await served.complete(_body(prompt="a.b!" * 500))
     assert tokenizer.lengths == [512]  # the head alone
     with pytest.raises(BadField, match="too long: .* tokens > 63 maximum"):
-        asyncio.run(served.complete(_body(prompt="a.b!" * 50)))
+        await served.complete(_body(prompt="a.b!" * 50))
 
 
-def test_the_time_of_a_request_counts_its_tokenising(tokenizer: Counting) -> None:
+async def test_the_time_of_a_request_counts_its_tokenising(tokenizer: Counting) -> None:
     client = FakeClient(ANSWER)
     served, pool = _gated(client, tokenizer, timeout_s=0.05)
-    jobs = [
+    for start, body in (
         (served.complete, _body(prompt="a")),
         (served.chat, _body(messages=USER)),
         (served.tokenize, _body(prompt="a")),
-    ]
-
-    async def ask() -> None:
-        for start, body in jobs:
-            with pytest.raises(TimedOut, match="more than 0.05 s; send a shorter prompt or"):
-                await asyncio.wait_for(start(body), 60)  # or it would hang
-
-    asyncio.run(ask())
+    ):
+        with pytest.raises(TimedOut, match="more than 0.05 s; send a shorter prompt or"):
+            await asyncio.wait_for(start(body), 60)  # or it would hang
     assert client.submitted == [] and pool.taken == 3 and served.open == 0
 
 
-def test_prompts_that_are_being_read_count_as_waiting(tokenizer: Counting) -> None:
+async def test_prompts_that_are_being_read_count_as_waiting(tokenizer: Counting) -> None:
     client = FakeClient(ANSWER)
     served, pool = _gated(client, tokenizer)
     client.in_flight = 6  # of 4 that run and 4 that wait
-
-    async def ask() -> list[Any]:
-        jobs = [served.complete(_body(prompt="a")) for _ in range(5)]
-        waiting = asyncio.gather(*jobs, return_exceptions=True)
-        await _until(lambda: pool.taken == 2)
-        assert served.open == 6 + 2
-        pool.gate.set()
-        found = await waiting
-        assert served.open == 6
-        return found
-
-    found = asyncio.run(ask())
-    assert sum(isinstance(answer, Busy) for answer in found) == 3
-    assert "admission_rejections_total" in (text := served.metrics.render().decode())
+    jobs = [served.complete(_body(prompt="a")) for _ in range(5)]
+    waiting = asyncio.gather(*jobs, return_exceptions=True)
+    await until(lambda: pool.taken == 2)
+    assert served.open == 6 + 2
+    pool.gate.set()
+    assert sum(isinstance(answer, Busy) for answer in await waiting) == 3
+    assert served.open == 6
+    text = served.metrics.render().decode()
     assert 'spark:admission_rejections_total{model_name="fake"} 3.0' in text
 
 
-def test_what_needs_no_engine_is_bounded_as_well(tokenizer: Counting) -> None:
+async def test_what_needs_no_engine_is_bounded_as_well(tokenizer: Counting) -> None:
     client = FakeClient()
     served, pool = _gated(client, tokenizer)
-
-    async def ask() -> list[Any]:
-        jobs = [served.tokenize(_body(prompt="a")) for _ in range(client.max_queue + 2)]
-        waiting = asyncio.gather(*jobs, return_exceptions=True)
-        await _until(lambda: pool.taken == client.max_queue)
-        pool.gate.set()
-        return await waiting
-
-    assert sum(isinstance(answer, Busy) for answer in asyncio.run(ask())) == 2
+    jobs = [served.tokenize(_body(prompt="a")) for _ in range(client.max_queue + 2)]
+    waiting = asyncio.gather(*jobs, return_exceptions=True)
+    await until(lambda: pool.taken == client.max_queue)
+    pool.gate.set()
+    assert sum(isinstance(answer, Busy) for answer in await waiting) == 2
 
 
 async def test_a_caller_that_leaves_takes_its_prompt_back(tokenizer: Counting) -> None:
     served, pool = _gated(FakeClient(), tokenizer)
     job = asyncio.ensure_future(served.complete(_body(prompt="a")))
-    await _until(lambda: bool(pool.taken))
+    await until(lambda: pool.taken)
     job.cancel()
     await asyncio.gather(job, return_exceptions=True)
     assert served.open == 0
 
 
 def test_a_stuck_pool_is_a_reason(tokenizer: Counting) -> None:
-    served, _ = _gated(FakeClient(), tokenizer)
-    endpoints = Endpoints(served)
+    endpoints = Endpoints(_gated(FakeClient(), tokenizer)[0])
     assert endpoints.health().status_code == endpoints.ready().status_code == 503
 
 
-def test_a_bug_in_reading_is_reported_as_one(tokenizer: Counting) -> None:
-    """And where it was is for the log."""
-    served = service(FakeClient(), tokenizer, template=ChatTemplate(small_tokenizer.TEMPLATE))
+async def test_a_bug_in_reading_is_reported_as_one(tokenizer: Counting) -> None:
+    served = service(FakeClient(), tokenizer, template=TEMPLATE)
     pool = served._pool
     assert isinstance(pool, Inline)
     pool.handler.preparer.check = None  # type: ignore[method-assign,assignment]
     with pytest.raises(ReadingFailed, match="Traceback"):
-        asyncio.run(served.complete(_body(prompt="a")))
+        await served.complete(_body(prompt="a"))
 
 
-@pytest.mark.parametrize("name", ["ChatFormat", "CompletionFormat", "TextStream"])
-def test_a_form_that_raises_leaves_no_request_behind(
-    tokenizer: Counting, monkeypatch: pytest.MonkeyPatch, name: str
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [(chat, "ChatFormat"), (completions, "CompletionFormat"), (module, "TextStream")],
+)
+async def test_a_form_that_raises_leaves_no_request_behind(
+    tokenizer: Counting, monkeypatch: pytest.MonkeyPatch, place: Any, name: str
 ) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no form")
 
-    places = {"ChatFormat": chat, "CompletionFormat": completions, "TextStream": module}
-    monkeypatch.setattr(places[name], name, broken)
+    monkeypatch.setattr(place, name, broken)
     client = FakeClient()
-    served = service(client, tokenizer, template=ChatTemplate(small_tokenizer.TEMPLATE))
-    job = served.chat(_body(messages=USER, n=2)) if name == "ChatFormat" else None
+    served = service(client, tokenizer, template=TEMPLATE)
     with pytest.raises(RuntimeError, match="no form"):
-        asyncio.run(job or served.complete(_body(prompt="a", n=2)))
+        if place is chat:
+            await served.chat(_body(messages=USER, n=2))
+        await served.complete(_body(prompt="a", n=2))
     assert client.submitted == []
 
 
-def test_the_tokens_of_a_prompt_count_once(tokenizer: Counting) -> None:
-    async def usage(**fields: Any) -> Any:
-        served = service(FakeClient(ANSWER), tokenizer)
-        return (await (await served.complete(_body(**fields))).whole())["usage"]
+async def _usage(client: FakeClient, tokenizer: Tokenizer, **fields: Any) -> Any:
+    reply = await service(client, tokenizer).complete(_body(**fields))
+    return (await reply.whole())["usage"]
 
-    length = len(tokenizer.encode("a bear"))
-    one, three = asyncio.run(usage(prompt="a bear")), asyncio.run(usage(prompt="a bear", n=3))
+
+async def test_the_tokens_of_a_prompt_count_once(tokenizer: Counting) -> None:
+    length, count = len(tokenizer.encode("a bear")), len(tokenizer.encode("a"))
     none: Any = {"prompt_tokens": length, "prompt_tokens_details": {"cached_tokens": 0}}
-    assert one == {**none, "completion_tokens": 2, "total_tokens": length + 2}
-    assert three == {**none, "completion_tokens": 6, "total_tokens": length + 6}
-    two = asyncio.run(usage(prompt=["a bear", "a"], n=2))  # no word of drafts: it makes none
-    assert two["prompt_tokens"] == length + len(tokenizer.encode("a"))
+    for n in (1, 3):  # no word of drafts: it makes none
+        usage = await _usage(FakeClient(ANSWER), tokenizer, prompt="a bear", n=n)
+        assert usage == {**none, "completion_tokens": 2 * n, "total_tokens": length + 2 * n}
+    two = await _usage(FakeClient(ANSWER), tokenizer, prompt=["a bear", "a"], n=2)
+    assert two["prompt_tokens"] == length + count
 
 
-def test_every_request_tells_where_its_turns_begin(tokenizer: Counting) -> None:
+async def test_every_request_tells_where_its_turns_begin(tokenizer: Counting) -> None:
     client = FakeClient()
-    template = ChatTemplate(small_tokenizer.TEMPLATE)
-    served = service(client, tokenizer, template=template)
+    served = service(client, tokenizer, template=TEMPLATE)
     messages = [{"role": "system", "content": "a"}, *USER]
-    asyncio.run(served.chat(_body(messages=messages, n=2)))
-    text = template.render(messages)
-    asyncio.run(served.complete(_body(prompt=text)))
-    asyncio.run(served.complete(_body(prompt=list(client.submitted[0].prompt))))
-    asyncio.run(served.complete(_body(prompt="a bear")))
-    asyncio.run(service(client, None).complete(_body(prompt=[3, 4])))
+    await served.chat(_body(messages=messages, n=2))
+    await served.complete(_body(prompt=TEMPLATE.render(messages)))
+    await served.complete(_body(prompt=list(client.submitted[0].prompt)))
+    await served.complete(_body(prompt="a bear"))
+    await service(client, None).complete(_body(prompt=[3, 4]))
     first, second = client.submitted[0].marks
     assert tokenizer.decode(client.submitted[0].prompt[first:second]) == "user\nhi\n"
     marks = [request.marks for request in client.submitted]
     assert marks == [(first, second)] * 4 + [()] * 2
 
 
-def test_cached_tokens_count_once_a_prompt(tokenizer: Counting) -> None:
+class Forked(FakeClient):
+    """The i-th request has i + 1 cached tokens, reported with its first token."""
+
+    def submit(self, requests: Any, box: Any, slots: int) -> list[int]:
+        first = len(self.submitted)
+        self.submitted += requests
+        for number in range(first, len(self.submitted)):
+            box.put_nowait([Event(number, 40, cached=number + 1)])
+            box.put_nowait([Event(number, 41, finish=FinishReason.LENGTH)])
+        return list(range(first, len(self.submitted)))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "n", "cached"),
+    [
+        ("a bear", 1, 1),
+        ("a bear", 3, 1),
+        (["a bear", "a bear"], 3, 1 + 4),
+        (["a", "a", "a"], 1, 1 + 2 + 3),
+    ],
+)
+async def test_cached_tokens_count_once_a_prompt(
+    tokenizer: Counting, prompt: Any, n: int, cached: int
+) -> None:
     """Those of the first choice: the others find its pages."""
-
-    class Forked(FakeClient):
-        """The i-th request has i + 1 cached tokens, reported with its first token."""
-
-        def submit(self, requests: Any, box: Any, slots: int) -> list[int]:
-            first = len(self.submitted)
-            self.submitted += requests
-            for number in range(first, len(self.submitted)):
-                box.put_nowait([Event(number, 40, cached=number + 1)])
-                box.put_nowait([Event(number, 41, finish=FinishReason.LENGTH)])
-            return list(range(first, len(self.submitted)))
-
-    async def usage(**fields: Any) -> Any:
-        served = service(Forked(), tokenizer)
-        return (await (await served.complete(_body(**fields))).whole())["usage"]
-
-    for fields, cached in (
-        ({"prompt": "a bear"}, 1),
-        ({"prompt": "a bear", "n": 3}, 1),
-        ({"prompt": ["a bear", "a bear"], "n": 3}, 1 + 4),
-        ({"prompt": ["a", "a", "a"]}, 1 + 2 + 3),
-    ):
-        assert asyncio.run(usage(**fields))["prompt_tokens_details"] == {"cached_tokens": cached}
+    usage = await _usage(Forked(), tokenizer, prompt=prompt, n=n)
+    assert usage["prompt_tokens_details"] == {"cached_tokens": cached}

@@ -1,20 +1,17 @@
 """The owner of a request, and which requests share the prefix cache, from HTTP to the engine."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from spark_engine.errors import OptionError
 from spark_engine.runtime.engine.request import Request
 from spark_engine.runtime.server.api.common import Body, check
 from spark_engine.runtime.server.api.fields import BadField
-from spark_engine.runtime.server.engine_client.ipc import Submit, decode_command, encode
 from spark_engine.runtime.server.operation import http_request
 from spark_engine.runtime.server.operation.http_request import HttpRequest
-from spark_engine.runtime.server.operation.keys import Account, Key, read_keys
+from spark_engine.runtime.server.operation.keys import Account, Key
 from spark_engine.runtime.server.prompts.contract import Asked
 from spark_engine.runtime.server.service import service as module
 from spark_engine.runtime.server.service.generation import CompletionChoice
@@ -66,34 +63,11 @@ def test_a_salt_has_a_length() -> None:
             check(Body(cache_salt="é" * length))
 
 
-def test_a_keys_salt_is_read_from_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "keys.toml"
-    secret = "k" * 32
-    file.write_text(f'[[key]]\nname = "ann"\nkey = "{secret}"\nsalt = "team a"\n')
-    file.chmod(0o600)
-    assert [key.salt for key in read_keys(file)] == ["team a"]
-    for salt in ("", "a" * 257):
-        file.write_text(f'[[key]]\nname = "ann"\nkey = "{secret}"\nsalt = "{salt}"\n')
-        with pytest.raises(OptionError, match=f"salt of key 'ann' has {len(salt)} characters"):
-            read_keys(file)
-
-
-def test_both_travel_to_the_engine() -> None:
-    request = Request((1, 2), owner="key ann", salt=b"\0salt")
-    command: Any = decode_command(encode(Submit.of(7, request))).request()
-    assert (command.owner, command.salt) == ("key ann", b"\0salt")
-
-
 def test_a_choice_gets_them_when_it_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[CompletionChoice] = []
-    monkeypatch.setattr(
-        module, "Generation", lambda client, metrics, choices, *_: sent.extend(choices)
-    )
-    service: Any = SimpleNamespace(
-        info=SimpleNamespace(limits=SimpleNamespace(max_seqs=1, drafts=0)),
-        client=None,
-        metrics=None,
-    )
+    monkeypatch.setattr(module, "Generation", lambda _, __, choices, *more: sent.extend(choices))
+    limits = SimpleNamespace(max_seqs=1, drafts=0)
+    service: Any = SimpleNamespace(info=SimpleNamespace(limits=limits), client=None, metrics=None)
     ask(Key(name="ann", key="k", salt="s"))
     choice: Any = CompletionChoice(Request((1, 2)), SimpleNamespace())  # type: ignore[arg-type]
     found = module.PreparedChoices(Asked(cache_salt="x"), (choice, choice), (), (), 2, ())
