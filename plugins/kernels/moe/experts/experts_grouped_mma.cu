@@ -1,15 +1,15 @@
-// Grouped GEMM of experts, few tokens: y = Σ_e weight_e · w2_e(silu(gate_e(x)) · up_e(x)). Two
-// launches read the weights of each expert hit, once: `up` (gate and up rows interleaved by eights:
-// a lane has both and applies SiLU·mul) and `down`; moe_combine adds a token's experts by index. A
-// and B are swapped: weights are the A of mma.sync, tokens its B: 8 tokens cost what one costs.
+// Grouped GEMM of experts, few tokens: y = Σ_e weight_e · w2_e(silu(gate_e(x)) · up_e(x)). One launch
+// reads the weights of each expert hit, once: of `up` (gate and up rows interleaved by eights: a
+// lane has both and applies SiLU·mul), then of `down`; static scales take a launch each. moe_combine
+// adds a token's experts by index. Weights are the A of mma.sync, tokens its B: 8 cost what one does.
 // Layout (expert_layout.py): panels of 64 rows, in each k-slabs of 64 k, in each four m16 tiles.
 // Eight warps split k (WK) and panels (WN) and keep their tokens' fragments in registers; weights
 // come through a ring of each warp's own by cp.async, without block barriers.
 // Work (stream-K): per expert ⌈tokens / BLOCK_M⌉ blocks of work x steps (WN panels) form a line,
 // cut into gridDim.x pieces at m16 tiles; each block counts the pairs itself (experts_route.cuh). A
 // dot product is PART_SLABS k-slabs in order, then WK parts in order: results depend on no other
-// token. 256 experts, top 8, H200: 39.1 / 84.7 / 111 / 131 us at 8 / 32 / 64 / 128 tokens (floors
-// 25 / 68 / - / 104; log/moe/experts_grouped_mma.md).
+// token. 256 experts, top 8, H200, a launch each: 39.1 / 84.7 / 111 / 131 us at 8 / 32 / 64 / 128
+// tokens (floors 25 / 68 / - / 104; log/moe/experts_grouped_mma.md); one launch is not timed yet.
 // Macros: experts_common.cuh's, NT (BLOCK_M / 8), DEPTH (stages of a ring), BUFFERS (of partial
 // sums), RESIDENT (blocks a multiprocessor), QUANT (of experts_quantise.cuh).
 #include "moe/experts/experts_route.cuh"
@@ -247,11 +247,10 @@ struct Stream {
     producer.ring = shared_address(memory) + threadIdx.x / 32 * DEPTH * STAGE + lane_id() * 16;
     producer.to = producer.ring, producer.policy = evict_first_policy(), producer.early = -1;
   }
-  // The block's part of an expert's h is written, up to a place; behind a barrier.
+  // The block's part of an expert's h, if it has had one, is written up to a place; behind a barrier.
   DEVICE void announce(int block, int place) {
     if (threadIdx.x) return;
-    __threadfence();
-    atomicAdd(&counters[block].x, place - s.since);
+    if (block >= 0) __threadfence(), atomicAdd(&counters[block].x, place - s.since);
     s.since = place;
   }
   // Waits for an expert's h. The last block that waited leaves the counters zero.
@@ -275,7 +274,7 @@ template <bool UP>
 DEVICE void Stream::multiply_all(const Product& mine, const Product& next) {
   using S = Side<UP>;
   extern __shared__ __align__(1024) u8 memory[];
-  constexpr bool TELLS = JOINED && UP;
+  constexpr bool WRITES_H = JOINED && UP;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, wn = warp % S::WN;
   Tokens x[S::PART_SLABS];
   float2 rows[S::PART_SLABS] = {};
@@ -288,8 +287,7 @@ DEVICE void Stream::multiply_all(const Product& mine, const Product& next) {
       expert = expert_of(s, piece.block, expert);
       mine.scales.load<UP>(expert, piece.step * S::WN + wn, rows);
       find_pairs<UP>(s, listed, pairs, expert, (piece.block - s.first[expert]) * BLOCK_M);
-      if (TELLS && block >= 0) announce(block, piece.place);
-      if (TELLS && block < 0 && threadIdx.x == 0) s.since = piece.place;
+      if (WRITES_H) announce(block, piece.place);
       block = piece.block;
       load<UP>(mine, piece, x);
     }
@@ -314,7 +312,7 @@ DEVICE void Stream::multiply_all(const Product& mine, const Product& next) {
       }
       __syncwarp();
       constexpr int AHEAD = DEPTH % S::PART_SLABS;
-      if (TELLS) producer.fetch_on(s, mine, next, (u + AHEAD) % S::PART_SLABS);
+      if (WRITES_H) producer.fetch_on(s, mine, next, (u + AHEAD) % S::PART_SLABS);
       else producer.fetch<UP>(s, mine, (u + AHEAD) % S::PART_SLABS);
       slot = slot == (DEPTH - 1) * STAGE ? 0 : slot + STAGE;
     }
@@ -331,9 +329,7 @@ DEVICE void Stream::multiply_all(const Product& mine, const Product& next) {
     if (!EARLY) epilogue.load(mine.scales, expert, piece);
     epilogue.write(s, mine.scales, own, piece, mine.out);
   }
-  if (!TELLS || block < 0) return;
-  __syncthreads();
-  announce(block, piece.place);
+  if (WRITES_H) __syncthreads(), announce(block, piece.place);
 }
 
 // And the pairs' ids.
@@ -372,6 +368,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #else
 DYNAMIC_SHARED(moe_experts, SHARED);
 
+// A block waits for the h of others only after all of its own `up`, and all blocks are resident: all
+// of the previous launch's have begun before these, and the next launch begins once all of these
+// have (launch_dependents). Counters are touched after wait_for_previous only: every earlier launch
+// has ended, as each waits so before its own end. The last reader finds that all others have waited.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     moe_experts(const u8* x, const int* ids, const u8* w13, const u8* scale13, const float* rows13,
                 const u8* w2, const u8* scale2, const float* rows2, void* h, void* parts,
