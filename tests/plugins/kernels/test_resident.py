@@ -130,9 +130,7 @@ def test_the_sources_that_wait_are_tried_below() -> None:
     every = [p.relative_to("plugins/kernels").as_posix() for p in files("plugins/*.cu")]
     streamed = (t for op in OPERANDS for t in registry.get(op).cuda.tactics)
     sources = {tactic.source for tactic in streamed if tactic.name == "stream-k"}
-    # Experts that wait for one another's rows: tests/plugins/moe/test_moe_grouped.py.
-    experts = {"moe/experts/experts_grouped_mma.cu"}
-    assert {name for name in every if waits(name, {})} == sources | experts
+    assert {name for name in every if waits(name, {})} == sources
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)

@@ -307,6 +307,6 @@ def test_chunks_give_the_bits_of_one_launch(kind: str, bench: cuda_node.Bench) -
         target = squeezed(one.attrs, specs, bench.target, tokens)
         works = cuda_node.planned(OP, one, target)
         (work,) = (w for w in works if w.tactic.name == "grouped")
-        assert [n.symbol for n in work.plan.launches].count("moe_combine") == chunks
+        assert [n.symbol for n in work.plan.launches].count("moe_up") == chunks
         found.append(cuda_node.run(bench, work, arrays)[0].tobytes())
     assert len(set(found)) == 1

@@ -30,12 +30,10 @@ from tests.plugins import packed_node
 
 OP = grouped_moe.OP
 (GROUPED,) = (t for t in OP.cuda.tactics if t.name == "grouped")
-TILED = ("nvfp4_a8",)  # has kernels of tiles alone
-KINDS = tuple(n for n, form in FORMATS.items() if form.experts is not None and n not in TILED)
+KINDS = tuple(name for name, form in FORMATS.items() if form.experts is not None)
 TOKENS = (1, 128, 129, 284, 285, 512, 1024, 1309, 2048, 4096, 8192)
 SIZES = (257, 9, 2048, 512)  # experts and the shared one, chosen and it, H, I: the 35B's
 TINY = (13, 3, 64, 128)
-FIRST = ("moe_experts", "moe_up")  # symbols of a chunk's first product
 
 
 def specs(kind: str, tokens: int, sizes: tuple[int, int, int, int]) -> tuple[Attrs, Specs]:
@@ -78,11 +76,7 @@ def test_any_number_of_tokens_is_served(kind: str, target: Target) -> None:
         plan = GROUPED.plan(attrs, packed, target)
         for launch in plan.launches:
             assert launch.shared + experts_grouped_kernels.STATIC <= target.shared_bytes
-        rows = [scalars(n) for n in plan.launches if n.symbol in FIRST]
-        for launch in plan.launches:
-            assert launch.resident == (launch.symbol == "moe_experts")
-            most = target.sms * int(dict(launch.defines)["RESIDENT"])
-            assert not launch.resident or launch.grid == (most, 1, 1)
+        rows = [scalars(n) for n in plan.launches if n.symbol == "moe_up"]
         if len(rows) == 1:
             assert rows == [[tokens]] and "CHUNKED" not in dict(plan.launches[0].defines)
             continue
@@ -109,7 +103,7 @@ def test_chunks_are_as_few_as_the_ids_allow(
 ) -> None:
     for tokens, count in chunks.items():
         plan = GROUPED.plan(*specs(kind, tokens, SIZES), target)
-        assert [n.symbol for n in plan.launches].count("moe_combine") == count, tokens
+        assert [n.symbol for n in plan.launches].count("moe_up") == count, tokens
 
 
 def test_the_ring_is_deep_where_the_ids_leave_memory() -> None:
@@ -225,7 +219,7 @@ class Rows:
         """y; scratch buffers hold `scratch_rows` rows."""
         for launch in self.plan.launches:
             start = scalars(launch)[-1] if "CHUNKED" in dict(launch.defines) else 0
-            if launch.symbol == ("quantise_x" if self.apart else "moe_experts"):
+            if launch.symbol == ("quantise_x" if self.apart else "moe_up"):
                 for i in range(len(self.plan.scratch)):  # nothing of the last chunk may be read
                     self.places["scratch", i] = np.full(scratch_rows, np.nan)
             getattr(self, launch.symbol)(launch, start, [self.at(a) for a in launch.args])
@@ -240,16 +234,12 @@ class Rows:
         for row in range(launch.grid[0]):
             out[row] = x[start + row // self.k1] + 1e-3 * ids[start * self.k1 + row]
 
-    def moe_experts(self, launch: Launch, start: int, args: list[Array]) -> None:
-        x, ids, _, _, _, w2, _, _, h, parts, *_ = args
-        for pair in range(scalars(launch)[0] * self.k1):
-            h[pair] = x[start + pair // self.k1] + 100 * ids[start * self.k1 + pair]
-        self.moe_down(launch, start, [h, ids, w2, w2, w2, w2, parts])
-
     def moe_up(self, launch: Launch, start: int, args: list[Array]) -> None:
-        x, ids, h = args[0], args[1], args[6]  # x is scratch memory: it was quantised
+        x, ids, h = args[0], args[1], args[6]
+        first = 0 if self.apart else start  # x is scratch memory where it was quantised
         for pair in range(scalars(launch)[0] * self.k1):
-            h[pair] = x[pair] + 100 * ids[start * self.k1 + pair]
+            row = pair if self.apart else pair // self.k1
+            h[pair] = x[first + row] + 100 * ids[start * self.k1 + pair]
 
     def quantise_h(self, launch: Launch, start: int, args: list[Array]) -> None:
         raw, ids, _, out, *_ = args
@@ -281,7 +271,7 @@ def test_chunks_give_each_token_what_one_launch_gives_it(kind: str) -> None:
     for scratch_rows in (tokens, 17, 16, 5, 1):
         target = squeezed(attrs, packed, GB10, scratch_rows)
         plan = GROUPED.plan(attrs, packed, target)
-        most = max(scalars(n)[0] for n in plan.launches if n.symbol in FIRST)
+        most = max(scalars(n)[0] for n in plan.launches if n.symbol == "moe_up")
         assert (most == tokens) == (scratch_rows == tokens)
         found.append(Rows(plan, x, ids, weights, quant).run(most * chosen))
     assert np.isfinite(found[0]).all()

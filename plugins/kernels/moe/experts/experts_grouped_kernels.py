@@ -5,7 +5,7 @@ Any number of tokens (in chunks, where their ids exceed shared memory), any form
 
 from dataclasses import dataclass, replace
 
-from spark_engine.kernel import Launch, Plan, Scratch, Target
+from spark_engine.kernel import Launch, Plan, Target
 from spark_engine.plugins.formats.weight_packing import padded
 from spark_engine.plugins.kernels.moe.experts.experts_problem import (
     MOST_SLABS,
@@ -15,6 +15,7 @@ from spark_engine.plugins.kernels.moe.experts.experts_problem import (
     by_parts,
     combine,
     macros,
+    operand,
     part_slabs,
     refuse,
     weights,
@@ -96,8 +97,7 @@ def _resident(p: Problem, target: Target, shared: int) -> int:
 def _paired(p: Problem, target: Target) -> bool:
     """Whether registers serve two blocks of a multiprocessor: one reads while the other adds."""
     codes = p.weights == 2 and _columns(p, target) == 1 and _slabs(p) <= 4
-    many = p.weights == 3 and _slabs(p) > 6  # spilled
-    return target.large_shared and (codes or p.four_bits and not p.quant and not many)
+    return target.large_shared and (codes or p.four_bits and not p.quant)
 
 
 def _slabs(p: Problem) -> int:
@@ -119,8 +119,7 @@ def refuse_grouped(node: Node) -> str | None:
 
 
 def plan_grouped(node: Node) -> Plan:
-    """Both products in one launch, combine; with static scales [quantise], up, [quantise], down,
-    combine. For each chunk over the same scratch memory."""
+    """[quantise], up, [quantise], down, combine; for each chunk over the same scratch memory."""
     p, target = Problem.of(node), node.target
     w = config_of(p, target)
     resident = _resident(p, target, _shared(p, w))
@@ -132,7 +131,7 @@ def plan_grouped(node: Node) -> Plan:
         "QUANT": p.quant,
     }
     chunks, blocks = chunks_of(p, w), target.sms * resident
-    node = node.with_scratch(**_memory(replace(p, tokens=w.tokens), w.columns))
+    node = node.with_scratch(**_memory(replace(p, tokens=w.tokens)))
     if len(chunks) == 1:
         return node.plan(*_launches(node, p, w, blocks, macros(p, **tuning)))
     sizes = macros(p, **tuning, CHUNKED=1)
@@ -145,42 +144,39 @@ def _launches(
 ) -> list[Launch]:
     """Those of one chunk; `start`: its first token, where there are several."""
     shared, last = _shared(p, w), "" if start is None else " start"
-    values = {"tokens": p.tokens, "start": start or 0}
-    w13, w2 = weights(p, "w13"), weights(p, "w2")
 
-    def product(symbol: str, args: str) -> Launch:
-        kernel, waits = Kernel(symbol, f"{args} tokens{last}"), symbol == "moe_experts"
-        return kernel.launch(node, blocks, THREADS, sizes, shared, resident=waits, **values)
+    def product(symbol: str, x: str, weight: str, given: str, out: str) -> Launch:
+        args = f"{x} ids {weights(p, weight)} {operand(p, given, 'w2')} {out} tokens{last}"
+        return Kernel(symbol, args).launch(
+            node, blocks, THREADS, sizes, shared, tokens=p.tokens, start=start or 0
+        )
 
     def quantise(symbol: str, x: str, given: str, out: str) -> Launch:
         kernel = Kernel(symbol, f"{x} ids {given} {out}{last}")
         return kernel.launch(node, p.pairs, THREADS, sizes, start=start or 0)
 
-    sums = combine(node, p, sizes, start)
-    if not p.form.static:
-        return [product("moe_experts", f"x ids {w13} {w2} h parts counters"), sums]
-    return [
-        quantise("quantise_x", "x", "x_scale", "xq"),
-        product("moe_up", f"xq ids {w13} x_scale raw"),
-        quantise("quantise_h", "raw", "h_scale", "h"),
-        product("moe_down", f"h ids {w2} h_scale parts"),
-        sums,
+    up, down = ("xq", "raw") if p.form.static else ("x", "h")
+    launches = [
+        product("moe_up", up, "w13", "x_scale", down),
+        product("moe_down", "h", "w2", "h_scale", "parts"),
+        combine(node, p, sizes, start),
     ]
-
-
-def _memory(p: Problem, columns: int) -> dict[str, int | Scratch]:
-    """Scratch memory of one chunk. Without static scales h is quantised where it is loaded."""
-    h, parts = p.pairs * p.inner, p.pairs * p.hidden * 4
     if p.form.static:
-        return {"h": h * 2, "xq": p.pairs * p.hidden * 2, "raw": h * 4, "parts": parts}
-    blocks = min(p.pairs, p.experts + p.pairs // (8 * columns))  # of work
-    counters = Scratch(8 * blocks, zeroed=True)
-    return {"h": h * (4 if p.quant else 2), "parts": parts, "counters": counters}
+        launches.insert(0, quantise("quantise_x", "x", "x_scale", "xq"))
+        launches.insert(2, quantise("quantise_h", "raw", "h_scale", "h"))
+    return launches
+
+
+def _memory(p: Problem) -> dict[str, int]:
+    """Scratch memory of one chunk. Without static scales h is quantised where it is loaded."""
+    h = {"h": p.pairs * p.inner * (4 if p.quant and not p.form.static else 2)}
+    if p.form.static:
+        h |= {"xq": p.pairs * p.hidden * 2, "raw": p.pairs * p.inner * 4}
+    return h | {"parts": p.pairs * p.hidden * 4}
 
 
 def cost_grouped(node: Node) -> float:
-    """Experts hit, read once for every so many tokens, and launches at 3 us. Fitted to measurements
-    of a launch a product; that both products' one launch saves 3 us is an estimate."""
+    """Experts hit, read once for every so many tokens; three launches. Fitted to measurements."""
     p = Problem.of(node)
     w = config_of(p, node.target)
     return sum(_cost(replace(p, tokens=n), w, node.target) for _, n in chunks_of(p, w))
@@ -188,8 +184,7 @@ def cost_grouped(node: Node) -> float:
 
 def _cost(p: Problem, w: GroupedConfig, target: Target) -> float:
     blocks = max(p.hit, p.pairs / (8 * w.columns) + p.hit / 2)
-    read = (1.12 if w.columns == 1 else 2.7) * blocks * p.expert_bytes / target.bandwidth
-    return read + (9e-6 if p.form.static else 6e-6)
+    return (1.12 if w.columns == 1 else 2.7) * blocks * p.expert_bytes / target.bandwidth + 9e-6
 
 
 GROUPED = Candidate("grouped", "moe/experts/experts_grouped_mma.cu",

@@ -1,29 +1,75 @@
-// Grouped GEMM of experts, few tokens: y = Σ_e weight_e · w2_e(silu(gate_e(x)) · up_e(x)). One launch
-// reads the weights of each expert hit, once: of `up` (gate and up rows interleaved by eights: a
-// lane has both and applies SiLU·mul), then of `down`; static scales take a launch each. moe_combine
-// adds a token's experts by index. Weights are the A of mma.sync, tokens its B: 8 cost what one does.
+// Grouped GEMM of experts, few tokens: y = Σ_e weight_e · w2_e(silu(gate_e(x)) · up_e(x)). Two
+// launches read the weights of each expert hit, once: `up` (gate and up rows interleaved by eights:
+// a lane has both and applies SiLU·mul) and `down`; moe_combine adds a token's experts by index. A
+// and B are swapped: weights are the A of mma.sync, tokens its B: 8 tokens cost what one costs.
 // Layout (expert_layout.py): panels of 64 rows, in each k-slabs of 64 k, in each four m16 tiles.
 // Eight warps split k (WK) and panels (WN) and keep their tokens' fragments in registers; weights
 // come through a ring of each warp's own by cp.async, without block barriers.
 // Work (stream-K): per expert ⌈tokens / BLOCK_M⌉ blocks of work x steps (WN panels) form a line,
 // cut into gridDim.x pieces at m16 tiles; each block counts the pairs itself (experts_route.cuh). A
 // dot product is PART_SLABS k-slabs in order, then WK parts in order: results depend on no other
-// token. 256 experts, top 8, H200, a launch each: 39.1 / 84.7 / 111 / 131 us at 8 / 32 / 64 / 128
-// tokens (floors 25 / 68 / - / 104; log/moe/experts_grouped_mma.md); one launch is not timed yet.
+// token. 256 experts, top 8, H200: 39.1 / 84.7 / 111 / 131 us at 8 / 32 / 64 / 128 tokens (floors
+// 25 / 68 / - / 104; log/moe/experts_grouped_mma.md).
 // Macros: experts_common.cuh's, NT (BLOCK_M / 8), DEPTH (stages of a ring), BUFFERS (of partial
 // sums), RESIDENT (blocks a multiprocessor), QUANT (of experts_quantise.cuh).
 #include "moe/experts/experts_route.cuh"
 
 constexpr int STAGE = 4 * (M16_BYTES + M16_SCALES);
-constexpr int PARTS = WARPS * 4 * NT * 32;        // float4 of a buffer of partial sums
 constexpr bool HINTED = FOUR_BITS && DEPTH == 4;  // forms with inspected machine code
-constexpr bool JOINED = !BY_EXPERT;               // both products in one launch
 
 // `h` as the second product takes it, or whole where it is still to be quantised.
 DEVICE void put_inner(void* h, u64 at, float value) {
   if (QUANT) ((float*)h)[at] = value;
   else ((u16*)h)[at] = to_bf16(value);
 }
+
+// Fills a warp's ring, DEPTH stages ahead of its mma. A lane copies the weights that it reads
+// itself, and scales that its neighbours read as well.
+template <bool UP>
+struct Producer {
+  using S = Side<UP>;
+  const u8 *w, *scales;  // the lane's, of the piece's first k-slab
+  u32 ring, to;          // the lane's place in this warp's ring: of the first stage, of the next
+  int expert;
+  u32 m16_mask;  // a bit each
+  u64 policy;
+  Piece<UP> piece;
+
+  DEVICE void locate(const Shared& s, const u8* all_w, const u8* all_scales) {
+    m16_mask = 0;
+    if (piece.over()) return;
+    const int wk = (threadIdx.x >> 5) / S::WN,
+              panel = piece.step * S::WN + (threadIdx.x >> 5) % S::WN;
+    expert = expert_of(s, piece.block, expert);
+    if (S::PANELS % S::WN == 0 || panel < S::PANELS) m16_mask = (1 << piece.to) - (1 << piece.from);
+    const u64 at = (((u64)expert * S::PANELS + panel) * S::SLABS + wk * S::PART_SLABS) * 4;
+    w = all_w + at * M16_BYTES + lane_id() * 16;
+    if (M16_SCALES) scales = all_scales + at * M16_SCALES + lane_id() * 16;
+  }
+  DEVICE void copy(u32 to, const u8* from) {
+    if (HINTED) copy_async_hinted(to, from, policy);
+    else copy_async(to, from);
+  }
+  // Asks for a k-slab of the piece; after the last moves to the next piece.
+  DEVICE void fetch(const Shared& s, const u8* all_w, const u8* all_scales, int slab) {
+#pragma unroll
+    for (int m16 = 0; m16 < 4; ++m16)
+      if (m16_mask >> m16 & 1)
+#pragma unroll
+        for (int i = 0; i < M16_BYTES; i += 512)
+          copy(to + m16 * M16_BYTES + i, w + (slab * 4 + m16) * M16_BYTES + i);
+    if (M16_SCALES && m16_mask && lane_id() < 4 * M16_SCALES / 16)
+      copy(to + 4 * M16_BYTES, scales + slab * 4 * M16_SCALES);
+    commit_copies();
+    to = to == ring + (DEPTH - 1) * STAGE ? ring : to + STAGE;
+    if (slab < S::PART_SLABS - 1) return;
+    if (SCARCE<UP>) piece.start(piece.place, piece.end);  // the rest is not held
+    constexpr int STEP = S::WN * S::SLABS * 4;
+    const bool whole = !piece.next() && piece.to == 4 && S::PANELS % S::WN == 0;
+    if (whole) w += STEP * M16_BYTES, scales += STEP * M16_SCALES, m16_mask = 15;
+    else locate(s, all_w, all_scales);
+  }
+};
 
 // The scales of a product with its weights.
 struct Scales {
@@ -53,76 +99,6 @@ struct Scales {
   }
 };
 
-// A product: its rows and weights, and where its results go.
-struct Product {
-  const u8 *in, *w, *block_scales;
-  Scales scales;
-  void* out;
-};
-
-// Fills a warp's ring, DEPTH stages ahead of its mma: of `up`, and without a gap of `down`. A lane
-// copies the weights that it reads itself, and scales that its neighbours read as well.
-struct Producer {
-  u32 at;        // the piece's first m16 tile among all weights
-  u32 ring, to;  // the lane's place in this warp's ring: of the first stage, of the next
-  int expert;
-  u32 m16_mask;  // a bit each
-  u64 policy;
-  Piece piece;
-  int early;  // the next k-slab of `down` that is fetched before `up` ends, or -1
-
-  template <bool UP>
-  DEVICE void begin(const Shared& s) {
-    expert = 0, piece.start<UP>(s), locate<UP>(s);
-  }
-  template <bool UP>
-  DEVICE void locate(const Shared& s) {
-    using S = Side<UP>;
-    m16_mask = 0;
-    if (piece.over()) return;
-    const int wk = (threadIdx.x >> 5) / S::WN,
-              panel = piece.step * S::WN + (threadIdx.x >> 5) % S::WN;
-    expert = expert_of(s, piece.block, expert);
-    if (S::PANELS % S::WN == 0 || panel < S::PANELS) m16_mask = (1 << piece.to) - (1 << piece.from);
-    at = ((expert * S::PANELS + panel) * S::SLABS + wk * S::PART_SLABS) * 4;
-  }
-  DEVICE void copy(u32 to, const u8* from) {
-    if (HINTED) copy_async_hinted(to, from, policy);
-    else copy_async(to, from);
-  }
-  // Asks for a k-slab of the piece; after the last moves to the next piece.
-  template <bool UP>
-  DEVICE void fetch(const Shared& s, const Product& p, int slab) {
-    using S = Side<UP>;
-    const u8* const w = p.w + (u64)at * M16_BYTES + lane_id() * 16;
-#pragma unroll
-    for (int m16 = 0; m16 < 4; ++m16)
-      if (m16_mask >> m16 & 1)
-#pragma unroll
-        for (int i = 0; i < M16_BYTES; i += 512)
-          copy(to + m16 * M16_BYTES + i, w + (slab * 4 + m16) * M16_BYTES + i);
-    if (M16_SCALES && m16_mask && lane_id() < 4 * M16_SCALES / 16)
-      copy(to + 4 * M16_BYTES, p.block_scales + (u64)(at + slab * 4) * M16_SCALES + lane_id() * 16);
-    commit_copies();
-    to = to == ring + (DEPTH - 1) * STAGE ? ring : to + STAGE;
-    if (slab < S::PART_SLABS - 1) return;
-    if (SCARCE<UP>) piece.start<UP>(piece.place, piece.end);  // the rest is not held
-    constexpr int STEP = S::WN * S::SLABS * 4;
-    const bool whole = !piece.next<UP>() && piece.to == 4 && S::PANELS % S::WN == 0;
-    if (whole) at += STEP, m16_mask = 15;
-    else locate<UP>(s);
-  }
-  // That of `up`; past its end, of `down`.
-  DEVICE void fetch_on(const Shared& s, const Product& up, const Product& down, int slab) {
-    if (early < 0) fetch<true>(s, up, slab);
-    else fetch<false>(s, down, early), early = early == Side<false>::PART_SLABS - 1 ? 0 : early + 1;
-    turn(s);
-  }
-  DEVICE void turn(const Shared& s) {
-    if (early < 0 && piece.over()) begin<false>(s), early = 0;
-  }
-};
-
 // What a thread stores after a piece: of `up` one column of a fragment (the gate and up value of
 // its row), of `down` the whole fragment (two rows, two columns).
 template <bool UP>
@@ -140,16 +116,16 @@ struct Epilogue {
   DEVICE int m16(int i) const { return item(i) / (32 * SPLIT) % 4; }
   DEVICE int wn(int i) const { return item(i) / (128 * SPLIT) % S::WN; }
   DEVICE int column(int i) const { return item(i) / (128 * SPLIT * S::WN) * 8 + (lane(i) & 3) * 2; }
-  DEVICE int row(const Piece& p, int i) const {
+  DEVICE int row(const Piece<UP>& p, int i) const {
     const int panel = p.step * S::WN + wn(i);
     return (UP ? panel * 32 + m16(i) * 8 : panel * 64 + m16(i) * 16) + (lane(i) >> 2);
   }
-  DEVICE bool there(const Piece& p, int i) const {
+  DEVICE bool there(const Piece<UP>& p, int i) const {
     return (COUNT % THREADS == 0 || item(i) < COUNT) && m16(i) >= p.from && m16(i) < p.to &&
            row(p, i) < (UP ? INNER : HIDDEN);
   }
   // The factors, long before they are needed.
-  DEVICE void load(const Scales& scales, int expert, const Piece& p) {
+  DEVICE void load(const Scales& scales, int expert, const Piece<UP>& p) {
     if (SCARCE<UP>) thread = forget(threadIdx.x);
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
@@ -161,7 +137,7 @@ struct Epilogue {
     }
   }
   // Adds the WK parts in order and writes the rows.
-  DEVICE void write(const Shared& s, const Scales& scales, const float4* parts, const Piece& p,
+  DEVICE void write(const Shared& s, const Scales& scales, const float4* parts, const Piece<UP>& p,
                     void* out) const {
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
@@ -224,76 +200,51 @@ DEVICE void add_m16(const u8* stage, int m16, const Tokens& x, const float2& row
   }
 }
 
-// What the two products of a block share.
-struct Stream {
-  Shared& s;
-  u16* listed;
-  float4* parts;
-  int pairs;
-  uint2* counters;  // of blocks of work: tiles of h that are written, and that have a reader
-  Producer producer;
-  u32 slot;
-  int turn;
-
-  DEVICE Stream(Shared& s, u8* memory, const int* ids, int tokens, uint2* counters)
-      : s(s),
-        parts((float4*)(memory + WARPS * DEPTH * STAGE)),
-        pairs(tokens * K1),
-        counters(counters),
-        slot(0),
-        turn(0) {
-    listed = (u16*)(parts + BUFFERS * PARTS);
-    count_blocks(s, ids, listed, pairs);
-    producer.ring = shared_address(memory) + threadIdx.x / 32 * DEPTH * STAGE + lane_id() * 16;
-    producer.to = producer.ring, producer.policy = evict_first_policy(), producer.early = -1;
-  }
-  // The block's part of an expert's h, if it has had one, is written up to a place; behind a barrier.
-  DEVICE void announce(int block, int place) {
-    if (threadIdx.x) return;
-    if (block >= 0) __threadfence(), atomicAdd(&counters[block].x, place - s.since);
-    s.since = place;
-  }
-  // Waits for an expert's h. The last block that waited leaves the counters zero.
-  template <bool UP>
-  DEVICE void load(const Product& p, const Piece& piece, Tokens (&x)[Side<UP>::PART_SLABS]) {
-    constexpr bool WAITS = JOINED && !UP;
-    uint2* const counter = counters + piece.block;
-    if (WAITS && threadIdx.x == 0) wait_until_equal(&counter->x, LINE<true>);
-    if (WAITS) __syncthreads();
-    const u32 tiles = min(piece.end, (piece.block + 1) * LINE<UP>) - piece.place;
-    u32 read = 0;
-    if (WAITS && threadIdx.x == 0) read = atomicAdd(&counter->y, tiles) + tiles;
-    load_tokens<UP>(s, p.in, x);
-    if (WAITS && threadIdx.x == 0 && read == LINE<UP>) *counter = make_uint2(0, 0);
-  }
-  template <bool UP>
-  DEVICE void multiply_all(const Product& mine, const Product& next);
-};
-
 template <bool UP>
-DEVICE void Stream::multiply_all(const Product& mine, const Product& next) {
+DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const u8* block_scales,
+                   const Scales& scales, void* out) {
   using S = Side<UP>;
   extern __shared__ __align__(1024) u8 memory[];
-  constexpr bool WRITES_H = JOINED && UP;
+  __shared__ int first[EXPERTS + 1], list[BLOCK_M], found[WARPS];
+  __shared__ float most[WARPS * BLOCK_M], of_columns[BLOCK_M];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, wn = warp % S::WN;
+  float4* const parts = (float4*)(memory + WARPS * DEPTH * STAGE);
+  constexpr int PARTS = WARPS * 4 * NT * 32;
+  const Shared s = {first, list, found, (u16*)(parts + BUFFERS * PARTS), most, of_columns};
+  const int pairs = tokens * K1;
+  // `down` reads ids, which are older than the previous launch.
+  if (UP) wait_for_previous(), launch_dependents();
+  count_blocks(s, ids, pairs);
+  const u64 total = (u64)first[EXPERTS] * S::STEPS * 4;
+  const int begin = (int)(total * blockIdx.x / gridDim.x);
+  const int end = (int)(total * (blockIdx.x + 1) / gridDim.x);
+  Producer<UP> producer;
+  producer.to = producer.ring = shared_address(memory) + warp * DEPTH * STAGE + lane * 16;
+  producer.expert = 0, producer.policy = evict_first_policy();
+  producer.piece.start(begin, end);
+  producer.locate(s, w, block_scales);
+#pragma unroll
+  for (int i = 0; i < DEPTH; ++i) producer.fetch(s, w, block_scales, i % S::PART_SLABS);
+  if (!UP) wait_for_previous(), launch_dependents();
+
   Tokens x[S::PART_SLABS];
   float2 rows[S::PART_SLABS] = {};
-  Piece piece;
-  int expert = 0, block = -1;
+  Piece<UP> piece;
+  int expert = 0, block = -1, turn = 0;
+  u32 slot = 0;
 #pragma unroll 1
-  for (piece.start<UP>(s); !piece.over(); piece.next<UP>(), turn ^= 1) {
+  for (piece.start(begin, end); !piece.over(); piece.next(), turn ^= 1) {
     Epilogue<UP> epilogue;
     if (piece.block != block) {
-      expert = expert_of(s, piece.block, expert);
-      mine.scales.load<UP>(expert, piece.step * S::WN + wn, rows);
-      find_pairs<UP>(s, listed, pairs, expert, (piece.block - s.first[expert]) * BLOCK_M);
-      if (WRITES_H) announce(block, piece.place);
       block = piece.block;
-      load<UP>(mine, piece, x);
+      expert = expert_of(s, block, expert);
+      scales.load<UP>(expert, piece.step * S::WN + wn, rows);
+      find_pairs<UP>(s, pairs, expert, (block - first[expert]) * BLOCK_M);
+      load_tokens<UP>(s, in, x);
     }
     constexpr bool FEW = Epilogue<UP>::ROWS == 1 && S::PART_SLABS <= (RESIDENT > 1 ? 4 : 8);
     constexpr bool EARLY = NT == 1 && FEW;  // more leave no registers for it
-    if (EARLY) epilogue.load(mine.scales, expert, piece);
+    if (EARLY) epilogue.load(scales, expert, piece);
     float sums[4][NT][4] = {};
     const int panel = piece.step * S::WN + wn;
     const bool busy = S::PANELS % S::WN == 0 || panel < S::PANELS;
@@ -311,82 +262,39 @@ DEVICE void Stream::multiply_all(const Product& mine, const Product& next) {
           if (m16 >= piece.from && m16 < piece.to) add_m16(stage, m16, x[u], rows[u], sums[m16]);
       }
       __syncwarp();
-      constexpr int AHEAD = DEPTH % S::PART_SLABS;
-      if (WRITES_H) producer.fetch_on(s, mine, next, (u + AHEAD) % S::PART_SLABS);
-      else producer.fetch<UP>(s, mine, (u + AHEAD) % S::PART_SLABS);
+      producer.fetch(s, w, block_scales, (u + DEPTH) % S::PART_SLABS);
       slot = slot == (DEPTH - 1) * STAGE ? 0 : slot + STAGE;
     }
-    if (SCARCE<UP>) piece.start<UP>(forget(piece.place), piece.end);  // the rest is not held
-    mine.scales.load<UP>(expert, panel + S::WN, rows);  // of the next step, if it is this expert's
+    scales.load<UP>(expert, panel + S::WN, rows);  // of the next step, if it is this expert's
     if (BUFFERS == 1) __syncthreads();
-    float4* const own = parts + (BUFFERS == 2 && turn ? PARTS : 0);
+    float4* const mine = parts + (BUFFERS == 2 && turn ? PARTS : 0);
 #pragma unroll
     for (int i = 0; i < 4 * NT; ++i) {
       const float (&d)[4] = sums[i / NT][i % NT];
-      own[(warp * 4 * NT + i) * 32 + lane] = make_float4(d[0], d[2], d[1], d[3]);
+      mine[(warp * 4 * NT + i) * 32 + lane] = make_float4(d[0], d[2], d[1], d[3]);
     }
     __syncthreads();
-    if (!EARLY) epilogue.load(mine.scales, expert, piece);
-    epilogue.write(s, mine.scales, own, piece, mine.out);
+    if (!EARLY) epilogue.load(scales, expert, piece);
+    epilogue.write(s, scales, mine, piece, out);
   }
-  if (WRITES_H) __syncthreads(), announce(block, piece.place);
 }
 
 // And the pairs' ids.
-constexpr int SHARED = WARPS * DEPTH * STAGE + BUFFERS * PARTS * 16;
-#if BY_EXPERT
+constexpr int SHARED = WARPS * (DEPTH * STAGE + BUFFERS * 4 * NT * 512);
 DYNAMIC_SHARED(moe_up, SHARED);
 DYNAMIC_SHARED(moe_down, SHARED);
-
-template <bool UP>
-DEVICE void multiply_apart(const int* ids, int tokens, const Product& p) {
-  extern __shared__ __align__(1024) u8 memory[];
-  __shared__ Shared held;
-  // `down` reads ids, which are older than the previous launch.
-  if (UP) wait_for_previous(), launch_dependents();
-  Stream stream(held, memory, ids, tokens, nullptr);
-  stream.producer.begin<UP>(held);
-#pragma unroll
-  for (int i = 0; i < DEPTH; ++i) stream.producer.fetch<UP>(held, p, i % Side<UP>::PART_SLABS);
-  if (!UP) wait_for_previous(), launch_dependents();
-  stream.multiply_all<UP>(p, p);
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     moe_up(const u8* x, const int* ids, const u8* w13, const u8* scale, const float* scale2,
            const float* given, void* h, int tokens CHUNK_ARG) {
+  ids += (u64)chunk_start * K1;
   // Quantised rows are in scratch memory, which has one chunk.
-  multiply_apart<true>(ids + (u64)chunk_start * K1, tokens, {x, w13, scale, {scale2, given}, h});
+  if (QUANT == 0 || CODES) x += (u64)chunk_start * HIDDEN * 2;
+  stream<true>(x, ids, tokens, w13, scale, {scale2, given}, h);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     moe_down(const u8* h, const int* ids, const u8* w2, const u8* scale, const float* scale2,
              const float* given, void* parts, int tokens CHUNK_ARG) {
-  multiply_apart<false>(ids + (u64)chunk_start * K1, tokens,
-                        {h, w2, scale, {scale2, given}, parts});
+  stream<false>(h, ids + (u64)chunk_start * K1, tokens, w2, scale, {scale2, given}, parts);
 }
-#else
-DYNAMIC_SHARED(moe_experts, SHARED);
-
-// A block waits for the h of others only after all of its own `up`, and all blocks are resident: all
-// of the previous launch's have begun before these, and the next launch begins once all of these
-// have (launch_dependents). Counters are touched after wait_for_previous only: every earlier launch
-// has ended, as each waits so before its own end. The last reader finds that all others have waited.
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    moe_experts(const u8* x, const int* ids, const u8* w13, const u8* scale13, const float* rows13,
-                const u8* w2, const u8* scale2, const float* rows2, void* h, void* parts,
-                uint2* counters, int tokens CHUNK_ARG) {
-  extern __shared__ __align__(1024) u8 memory[];
-  __shared__ Shared held;
-  const Product up = {x + (u64)chunk_start * HIDDEN * 2, w13, scale13, {rows13, nullptr}, h};
-  const Product down = {(const u8*)h, w2, scale2, {rows2, nullptr}, parts};
-  wait_for_previous(), launch_dependents();
-  Stream stream(held, memory, ids + (u64)chunk_start * K1, tokens, counters);
-  Producer& producer = stream.producer;
-  producer.begin<true>(held), producer.turn(held);
-#pragma unroll
-  for (int i = 0; i < DEPTH; ++i) producer.fetch_on(held, up, down, i % Side<true>::PART_SLABS);
-  stream.multiply_all<true>(up, down);
-  stream.multiply_all<false>(down, down);
-}
-#endif

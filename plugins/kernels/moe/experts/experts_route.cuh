@@ -10,25 +10,24 @@ constexpr bool CODES = BLOCKS || QUANT == 4;  // quantised here
 // Where int4 leaves no registers for it, what follows from threadIdx.x or from a place on the line
 // of work is computed again at each piece: held all along, it spilled.
 template <bool UP>
-constexpr bool SCARCE = RESIDENT > 1 && FOUR_BITS&& Side<UP>::PART_SLABS > (WEIGHTS == 3 ? 4 : 6);
+constexpr bool SCARCE = WEIGHTS == 3 && RESIDENT > 1 && Side<UP>::PART_SLABS > 4;
 
 struct Shared {
-  int first[EXPERTS + 1];  // blocks of work before each expert
-  int list[BLOCK_M];       // pairs of a block's tokens, -1 where there is none
-  int found[WARPS];
-  int since;  // thread 0's: where on the line of work the block's part of its expert begins
-  // Of a block's tokens by row of the input (fp8_token): what each warp found, and the scales.
-  float most[WARPS * BLOCK_M], scales[BLOCK_M];
+  int* first;  // [EXPERTS + 1] blocks before each expert
+  int* list;   // [BLOCK_M] pairs of this block's tokens, -1 where there is none
+  int* found;  // [WARPS]
+  u16* ids;    // [pairs]
+  // Of this block's tokens by row of the input (fp8_token): what each warp found, and the scales.
+  float *most, *scales;  // [WK, BLOCK_M], [BLOCK_M]
   DEVICE float scale_of(int column) const { return QUANT == 4 ? scales[column] : 1.0f; }
 };
 
-// `listed`: shared memory for the pairs' experts.
-DEVICE void count_blocks(Shared& s, const int* ids, u16* listed, int pairs) {
+DEVICE void count_blocks(const Shared& s, const int* ids, int pairs) {
   for (int i = threadIdx.x; i <= EXPERTS; i += THREADS) s.first[i] = 0;
   __syncthreads();
   for (int i = threadIdx.x; i < pairs; i += THREADS) {
     const int id = ids[i];
-    listed[i] = (u16)id;
+    s.ids[i] = (u16)id;
     atomicAdd(s.first + id + 1, 1);
   }
   __syncthreads();
@@ -63,7 +62,7 @@ DEVICE void count_blocks(Shared& s, const int* ids, u16* listed, int pairs) {
 
 // The pairs of `expert` from its `rank`-th on, in order, into s.list.
 template <bool UP>
-DEVICE void find_pairs(Shared& s, const u16* listed, int pairs, int expert, int rank) {
+DEVICE void find_pairs(const Shared& s, int pairs, int expert, int rank) {
   const u32 thread = SCARCE<UP> ? forget(threadIdx.x) : threadIdx.x;
   const int warp = thread >> 5, lane = thread & 31;
   const int chunk = (pairs + THREADS - 1) / THREADS * 32;
@@ -72,13 +71,13 @@ DEVICE void find_pairs(Shared& s, const u16* listed, int pairs, int expert, int 
   if (threadIdx.x < BLOCK_M) s.list[threadIdx.x] = -1;
   int count = 0;
   for (int i = begin + lane; i - lane < end; i += 32)
-    count += __popc(__ballot_sync(~0u, i < end && listed[i] == expert));
+    count += __popc(__ballot_sync(~0u, i < end && s.ids[i] == expert));
   if (lane == 0) s.found[warp] = count;
   __syncthreads();
   int at = -rank;
   for (int w = 0; w < warp; ++w) at += s.found[w];
   for (int i = begin + lane; i - lane < end; i += 32) {
-    const bool mine = i < end && listed[i] == expert;
+    const bool mine = i < end && s.ids[i] == expert;
     const u32 all = __ballot_sync(~0u, mine);
     const int place = at + __popc(all & ((1u << lane) - 1));
     if (mine && place >= 0 && place < BLOCK_M) s.list[place] = i;
@@ -102,25 +101,17 @@ DEVICE int expert_of(const Shared& s, int block, int expert) {
   }
 }
 
-// Where a block is on a product's line of work, in m16 tiles. A piece is a block's part of a step.
+// Where a block is on the line of work, in m16 tiles. A piece is a block's part of one step.
 template <bool UP>
-constexpr int LINE = Side<UP>::STEPS * 4;  // tiles of a block of work
 struct Piece {
   int place, end, step, block, from, to;  // m16 tiles from … to - 1 of the step
 
-  template <bool UP>
-  DEVICE void start(const Shared& s) {
-    const u64 total = (u64)s.first[EXPERTS] * LINE<UP>;
-    start<UP>((int)(total * blockIdx.x / gridDim.x), (int)(total * (blockIdx.x + 1) / gridDim.x));
-  }
-  template <bool UP>
   DEVICE void start(int begin, int stop) {
     const int line = begin / 4;
     place = begin, end = stop, step = line % Side<UP>::STEPS, block = line / Side<UP>::STEPS;
     from = begin % 4, to = min(4, from + stop - begin);
   }
   DEVICE bool over() const { return place >= end; }
-  template <bool UP>
   DEVICE bool next() {  // to another block of work?
     place += to - from, from = 0, to = min(4, end - place);
     const bool leaves = ++step == Side<UP>::STEPS;
@@ -147,7 +138,7 @@ DEVICE void load_column(const void* in, int pair, int k, float (&v)[8]) {
 
 // The largest of a column in its whole row: lanes of every warp have parts of it.
 template <bool UP>
-DEVICE float most_of_row(Shared& s, int n, float most) {
+DEVICE float most_of_row(const Shared& s, int n, float most) {
   using S = Side<UP>;
   const int warp = threadIdx.x >> 5, column = n * 8 + (lane_id() >> 2);
   if (warp % S::WN == 0 && (lane_id() & 3) == 0) s.most[warp / S::WN * BLOCK_M + column] = most;
@@ -160,7 +151,7 @@ DEVICE float most_of_row(Shared& s, int n, float most) {
 // Quantises n8 tile n of COUNT k-slabs from `slab` on: of fp8_block a whole block of 128 k or half
 // of one, of fp8_token the warp's part of the row.
 template <bool UP, int COUNT>
-DEVICE void quantise_part(Shared& s, const void* in, int pair, int slab, int n, Tokens* x) {
+DEVICE void quantise_part(const Shared& s, const void* in, int pair, int slab, int n, Tokens* x) {
   const int k = slab * 64 + (lane_id() & 3) * 16;
   float v[COUNT * 2][8], most = 0.0f;
 #pragma unroll
@@ -190,7 +181,7 @@ DEVICE void quantise_part(Shared& s, const void* in, int pair, int slab, int n, 
 }
 
 template <bool UP>
-DEVICE void load_tokens(Shared& s, const u8* in, Tokens (&x)[Side<UP>::PART_SLABS]) {
+DEVICE void load_tokens(const Shared& s, const u8* in, Tokens (&x)[Side<UP>::PART_SLABS]) {
   using S = Side<UP>;
   constexpr int COUNT = !CODES || BLOCKS && S::PART_SLABS % 2 ? 1 : BLOCKS ? 2 : S::PART_SLABS;
   const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5) / S::WN * S::PART_SLABS;
