@@ -152,9 +152,8 @@ class _Build(click.Command):
     "--mlp-activations",
     default="auto",
     type=click.Choice(MLP_ACTIVATIONS),
-    help="How prefill multiplies NVFP4 MLPs: bf16, activations as they are (W4A16); fp8, weights "
-    "and activations rounded to e4m3 (W4A8), of experts on sm_90a alone; auto: fp8 of dense MLPs "
-    "on a GPU without --invariant.",
+    help="How prefill multiplies dense NVFP4 MLPs: bf16, activations as they are (W4A16); fp8, "
+    "weights and activations rounded to e4m3 (W4A8); auto: fp8 on a GPU without --invariant.",
 )
 @click.option(
     "--gdn-ring",

@@ -40,13 +40,12 @@ def lower(model: Model, plan: BuildPlan, family: str) -> FamilyGraph:
 
 
 def fp8_mlps(model: Model, plan: BuildPlan) -> frozenset[str]:
-    """The modules of NVFP4 MLPs that multiply in FP8 in prefill. By default dense ones on a GPU,
-    but not where prefill has to give decode's bits (`--invariant`). Experts only where they are
-    asked for, and a kernel does."""
+    """The modules of NVFP4 MLPs that multiply in FP8 in prefill; experts where a kernel does. By
+    default on a GPU, but not where prefill has to give decode's bits (`--invariant`)."""
     native = plan.gpu is not None and plan.target != RTX
-    asked, default = plan.mlp_activations == "fp8", native and not plan.invariant
-    if asked or (plan.mlp_activations == "auto" and default):
-        return fp8_modules(model, asked and (plan.gpu is None or plan.gpu.wgmma))
+    default = native and not plan.invariant
+    if plan.mlp_activations == "fp8" or (plan.mlp_activations == "auto" and default):
+        return fp8_modules(model, plan.gpu is None or plan.gpu.wgmma)
     return frozenset()
 
 

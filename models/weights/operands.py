@@ -72,7 +72,7 @@ def unquantised(model: Model, tensor: Tensor) -> Recipe:
 
 
 def fp8_modules(model: Model, experts: bool) -> frozenset[str]:
-    """The modules that may have FP8 inputs: those of NVFP4 MLPs, not the head's, and of a fit size.
+    """The modules whose input may be FP8: those of NVFP4 MLPs, not the head's, and of a fit size.
     `experts`: of mixtures too."""
     c = model.config
     if c.moe is None:

@@ -1,5 +1,5 @@
-"""The tactic `tiles_128` of `grouped_moe` on wgmma with dynamic scales: FP8 in blocks or by
-channel, and NVFP4 with FP8 inputs (experts_wide_fp8_wgmma_sm90.cu).
+"""The tactic `tiles_128` of `grouped_moe` on wgmma with dynamic scales: FP8 in blocks or by channel,
+NVFP4 with FP8 inputs (experts_wide_fp8_wgmma_sm90.cu).
 
 e4m3 wgmma over tiles of 64 tokens: registers hold a sum and a block's part of it; of NVFP4, over
 128, which halves the weights that are decoded. In blocks h is quantised where it is made; else its
