@@ -19,7 +19,6 @@ L2_SHARE = 0.5  # of the cache that one tensor may take and still be there for t
 MMA_TOKENS = 8  # tokens that one matrix instruction takes: fewer cost as much
 CHUNK = 64  # tokens of a chunk of the delta rule in prefill
 FORMATS = {"fp8": "e4m3", "fp8_channel": "e4m3", "fp8_block": "e4m3", "nvfp4_a4": "nvfp4"}
-FORMATS["nvfp4_a8"] = "e4m3"
 LINEAR = {"fp8_linear": "e4m3", "fp8_block_linear": "e4m3", "nvfp4_linear_a4": "nvfp4"}
 LINEAR["nvfp4_linear_a8"] = "e4m3"
 LINEAR |= dict.fromkeys(("linear", "linear_bias", "nvfp4_linear", "int4_linear"), "bf16")

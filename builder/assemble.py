@@ -17,6 +17,7 @@ from spark_engine.interface import DECODE
 from spark_engine.models.checkpoint.expected_tensors import MTP
 from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.draft_options import DraftOptions
+from spark_engine.models.weights.operands import takes_fp8
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.formats.nvfp4 import W4A8
 from spark_engine.tensors import TensorSpec
@@ -66,7 +67,7 @@ def make_manifest(
         tables=tables,
         buckets=tuple(buckets),
         memory=manifest.Memory.of(layout.total, states, tables, buckets),
-        quantisation=quantisation(model, plan.draft, fp8_mlps(model, plan)),
+        quantisation=quantisation(model, plan.draft, fp8_mlps(plan)),
         fusions={family: done.counts for family, done in rewritten.items()},
         refusals=_refusals(rewritten),
         tactics=tuple(tactics),
@@ -84,7 +85,7 @@ def make_manifest(
 
 
 def quantisation(
-    model: Model, draft: DraftOptions | None = None, fp8_mlps: frozenset[str] = frozenset()
+    model: Model, draft: DraftOptions | None = None, fp8_mlps: bool = False
 ) -> tuple[manifest.Quantised, ...]:
     """How each projection is stored and multiplied, with the draft head's, and how many checkpoint
     tensors it has."""
@@ -93,7 +94,7 @@ def quantisation(
     schemes = {**model.table.modules, **(model.table.drafts if draft else {})}
     for module, scheme in schemes.items():
         stored = scheme.value if scheme is not Scheme.PLAIN else model.config.dtype.value
-        stored = W4A8.name if module in fp8_mlps else stored
+        stored = W4A8.name if fp8_mlps and takes_fp8(model, module) else stored
         rows.append(manifest.Quantised(module, stored, owned[module]))
     return tuple(rows)
 

@@ -52,12 +52,12 @@ def build_network(
     precision: Precision,
     debug: bool = False,
     draft: DraftOptions = DraftOptions(),  # noqa: B008 - frozen
-    fp8_mlps: frozenset[str] = frozenset(),
+    fp8_mlps: bool = False,
 ) -> Network:
     """The graph of `family`; `limits.drafts` decides whether the draft head is in it, if the model
     has one.
 
-    `fp8_mlps`: modules of NVFP4 MLPs with FP8 inputs. `debug` adds the outputs that docs/graph.md
+    `fp8_mlps`: inputs of dense NVFP4 MLPs are FP8. `debug` adds the outputs that docs/graph.md
     lists for debug builds. Raises OptionError when limits, draft options and model contradict each
     other, CheckpointError when experts are stored in a form that no op reads.
     """

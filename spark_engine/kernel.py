@@ -357,14 +357,12 @@ class Pack:
         apply: (attrs, array) -> the packed array; numpy only.
         op: the op after which the packed weight is named, where several have this layout of it.
         attrs: the attributes that infer and apply read; they are given no other.
-        same: values of these that have another's layout, and the other.
     """
 
     infer: Callable[[Attrs, TensorSpec], TensorSpec]
     apply: Callable[[Attrs, Array], Array]
     op: str = ""
     attrs: tuple[str, ...] = ()
-    same: Mapping[Attr, Attr] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from spark_engine.models.config.model_config import FULL, LINEAR
 from spark_engine.models.draft_options import DraftOptions
 from spark_engine.models.draft_vocabulary import listed
 from spark_engine.models.weights.borrowed_scales import borrowed_note
-from spark_engine.models.weights.operands import fp8_modules
+from spark_engine.models.weights.operands import takes_fp8
 from spark_engine.models.weights.recipes import rounded
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.state.replay_ring import ring_width
@@ -33,20 +33,18 @@ NAMED = 3  # rounded matrices that a note lists
 def lower(model: Model, plan: BuildPlan, family: str) -> FamilyGraph:
     """The unfused graph of `family`. Raises what `build_network` raises."""
     draft = plan.draft or DraftOptions()
-    fp8 = fp8_mlps(model, plan) if family == PREFILL else frozenset[str]()
+    fp8 = fp8_mlps(plan) and family == PREFILL
     network = build_network(model, family, plan.limits, plan.precision, plan.debug, draft, fp8)
     network.graph.toposort()
     return FamilyGraph(family, network.graph, dict(network.weights), network.states)
 
 
-def fp8_mlps(model: Model, plan: BuildPlan) -> frozenset[str]:
-    """The modules of NVFP4 MLPs that multiply in FP8 in prefill; experts where a kernel does. By
-    default on a GPU, but not where prefill has to give decode's bits (`--invariant`)."""
+def fp8_mlps(plan: BuildPlan) -> bool:
+    """Whether the dense NVFP4 MLPs of prefill multiply in FP8. By default on a GPU, but not where
+    prefill has to give decode's bits (`--invariant`)."""
     native = plan.gpu is not None and plan.target != RTX
     default = native and not plan.invariant
-    if plan.mlp_activations == "fp8" or (plan.mlp_activations == "auto" and default):
-        return fp8_modules(model, plan.gpu is None or plan.gpu.wgmma)
-    return frozenset()
+    return plan.mlp_activations == "fp8" or (plan.mlp_activations == "auto" and default)
 
 
 def check_mlps(model: Model, plan: BuildPlan) -> None:
@@ -57,11 +55,10 @@ def check_mlps(model: Model, plan: BuildPlan) -> None:
     fp8 = plan.mlp_activations == "fp8"
     if fp8 and plan.target == RTX:
         raise OptionError(f"--mlp-activations fp8: --target {RTX} has no such op; leave it out")
-    if fp8 and not fp8_mlps(model, plan):
+    if fp8 and not any(takes_fp8(model, module) for module in model.table.modules):
         raise OptionError(
-            "--mlp-activations fp8: the checkpoint has no MLP in NVFP4 with inputs as they are "
-            "(W4A16) and columns in multiples of 128 that the target multiplies (experts: "
-            "sm_90a, and a hidden size in multiples of 256); leave it out"
+            "--mlp-activations fp8: the checkpoint has no dense MLP in NVFP4 with inputs as they "
+            "are (W4A16) and columns in multiples of 128; leave it out"
         )
 
 

@@ -31,9 +31,7 @@ class Packing:
     @classmethod
     def of(cls, op: Op, operand: str, attrs: Mapping[str, Attr]) -> "Packing":
         """That of an operand of a node with these attributes."""
-        pack = op.cuda.packs[operand]
-        read = ((name, attrs[name]) for name in pack.attrs)
-        return cls(op, operand, tuple((name, pack.same.get(of, of)) for name, of in read))
+        return cls(op, operand, tuple((name, attrs[name]) for name in op.cuda.packs[operand].attrs))
 
     def __call__(self, array: Array) -> Array:
         return self.pack.apply(dict(self.attrs), array)

@@ -12,7 +12,6 @@ from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.checkpoint.tensor_list import Experts, Linear, Tensor
 from spark_engine.models.graph.writer import Writer
 from spark_engine.models.weights.operands import expert_operands
-from spark_engine.plugins.formats.nvfp4 import W4A8
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,7 @@ class Mixture:
         stacked = expert_operands(w.model, self.experts)
         put = w.matrix if scheme is Scheme.PLAIN else w.weight
         operands = [x, *chosen, *(put(f"{self.experts.name}.{n}", r) for n, r in stacked.items())]
-        kind = W4A8.name if self.experts.name in w.fp8_mlps else scheme.weights
-        attrs = {"format": kind, "dtype": w.activation}
+        attrs = {"format": scheme.weights, "dtype": w.activation}
         routed = w.one("grouped_moe", operands, f"{p}.routed", **attrs)
         shared = self.shared.write(w, x)
         gate = w.stored_matrix(self.shared_gate)

@@ -16,7 +16,7 @@ from spark_engine.interface import STATE_OUT, Limits, Precision, tile_of
 from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.checkpoint.tensor_list import Linear, Tensor
 from spark_engine.models.weights import recipes
-from spark_engine.models.weights.operands import Projection, projection, unquantised
+from spark_engine.models.weights.operands import Projection, projection, takes_fp8, unquantised
 from spark_engine.models.weights.recipes import Recipe, Weight
 from spark_engine.models.weights.shards import by_rank
 from spark_engine.models.weights.stored_model import Model
@@ -45,7 +45,7 @@ class Writer:
         family: str,
         limits: Limits,
         precision: Precision,
-        fp8_mlps: frozenset[str] = frozenset(),
+        fp8_mlps: bool = False,
     ) -> None:
         self.model, self.config = model, model.config
         self.family, self.tile = family, tile_of(family)
@@ -56,7 +56,7 @@ class Writer:
         self._tensors: dict[str, gs.Variable] = {}
         self._rows: Sequence[gs.Variable] = ()
         self._scope = ""
-        self.fp8_mlps = fp8_mlps
+        self._fp8_mlps = fp8_mlps
         self._quantised: dict[object, dict[str, gs.Variable]] = {}
 
     @property
@@ -201,7 +201,7 @@ class Writer:
         y is named after the module unless `output` names it.
         """
         p = projection(self.model, linear.module, self.model.table[linear.table_key])
-        p = replace(p, fp8_input=linear.module in self.fp8_mlps)
+        p = replace(p, fp8_input=self._fp8_mlps and takes_fp8(self.model, linear.module))
         return self.multiply(x, linear.module, p, dtype, output)
 
     def multiply(

@@ -20,7 +20,7 @@ from spark_engine.models.weights.int4_tensors import projection_parts
 from spark_engine.models.weights.quantise import quantised_parts
 from spark_engine.models.weights.recipes import Recipe
 from spark_engine.models.weights.stored_model import Model
-from spark_engine.plugins.formats.nvfp4 import A8_COLUMNS, A8_HIDDEN
+from spark_engine.plugins.formats.nvfp4 import A8_COLUMNS
 from spark_engine.plugins.formats.registry import FORMATS
 from spark_engine.tensors import DType, TensorSpec
 
@@ -71,23 +71,12 @@ def unquantised(model: Model, tensor: Tensor) -> Recipe:
     return recipes.transform(p.weight, to, FORMATS[p.weights].matrix, *p.scales.values())
 
 
-def fp8_modules(model: Model, experts: bool) -> frozenset[str]:
-    """The modules whose input may be FP8: those of NVFP4 MLPs, not the head's, and of a fit size.
-    `experts`: of mixtures too."""
+def takes_fp8(model: Model, module: str) -> bool:
+    """Whether the input may be FP8: of a dense NVFP4 MLP, not the head's, and of a fit size."""
     c = model.config
-    if c.moe is None:
-        inner, columns = c.intermediate or 0, A8_COLUMNS
-    else:
-        inner, columns = math.gcd(c.moe.intermediate, c.moe.shared_intermediate), A8_HIDDEN
-    inner //= model.shards.ranks
-    down = inner % A8_COLUMNS == 0
-
-    def takes(module: str) -> bool:
-        fits = down if "down_proj" in module else c.hidden % columns == 0
-        return ".mlp." in module and fits and (c.moe is None or experts and down)
-
-    modules = model.table.modules.items()
-    return frozenset(m for m, scheme in modules if scheme is Scheme.NVFP4 and takes(m))
+    columns = (c.intermediate or 0) // model.shards.ranks if "down_proj" in module else c.hidden
+    dense = ".mlp." in module and c.moe is None and columns % A8_COLUMNS == 0
+    return dense and model.table.modules.get(module) is Scheme.NVFP4
 
 
 def quantised(weight: Recipe, scheme: Scheme) -> Projection:

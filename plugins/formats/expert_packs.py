@@ -9,7 +9,6 @@ import numpy as np
 
 from spark_engine.kernel import Attrs, Pack
 from spark_engine.plugins.formats import expert_layout as et
-from spark_engine.plugins.formats import nvfp4
 from spark_engine.plugins.formats.format import Format
 from spark_engine.plugins.formats.registry import FORMATS
 from spark_engine.plugins.formats.weight_packing import padded
@@ -61,7 +60,7 @@ def _pack(name: str) -> Pack:
             packed[...] = pack(whole.view(np.uint8)).view(out.dtype)
         return out
 
-    return Pack(infer, apply, "grouped_moe", ("format",), {nvfp4.W4A8.name: nvfp4.W4A16.name})
+    return Pack(infer, apply, "grouped_moe", ("format",))
 
 
 PACKS = {name: _pack(name) for name in ("w13", "w13_scale", "w13_scale2", "w2", "w2_scale")}

@@ -61,7 +61,6 @@ W4A16 = Format(
     },
 )
 A8_COLUMNS = 128  # of k that a kernel multiplies at a time
-A8_HIDDEN = 256  # of H of experts: rows of a block of work
 W4A8 = replace(
     W4A16,
     name="nvfp4_a8",

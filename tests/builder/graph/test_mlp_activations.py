@@ -7,7 +7,6 @@ import pytest
 
 from spark_engine.builder.build import build
 from spark_engine.builder.graph.lower import check_mlps, facts_of, lower
-from spark_engine.builder.graph.packing import pack
 from spark_engine.builder.plan.options import Options, resolve
 from spark_engine.check.check import run_check
 from spark_engine.errors import OptionError
@@ -15,7 +14,6 @@ from spark_engine.interface import DECODE, PREFILL
 from spark_engine.models.open_model import open_model
 from spark_engine.plugins.formats.nvfp4 import A8_COLUMNS, W4A8
 from spark_engine.plugins.kernels.gemm.linear_nvfp4_kernels import A8
-from spark_engine.plugins.registry import REGISTRY
 from spark_engine.progress import Progress
 from tests.checkpoints import write_checkpoint
 
@@ -62,34 +60,6 @@ def test_it_is_the_default_on_a_gpu_alone(tmp_path: Path) -> None:
             assert len(found) == wanted, (format, changes)
 
 
-MOE: dict[str, object] = {
-    "hidden_size": 256, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128,
-}  # fmt: skip
-
-
-def test_experts_multiply_in_fp8_in_prefill(tmp_path: Path) -> None:
-    """The shared expert joins them, and decode and prefill share the packed weights."""
-    write_checkpoint(tmp_path / "checkpoint", MOE, format="modelopt_mixed", moe=True)
-    built = build(tmp_path / "checkpoint", tmp_path / "engine", FP8, lambda text: None)
-    named = [q.module for q in built.manifest.quantisation if q.format == W4A8.name]
-    assert sum(name.endswith(".experts") for name in named) == 4
-    assert built.manifest.fusions[PREFILL]["shared_expert"] == 4
-    report = run_check(tmp_path / "engine", None, ("op", "model"), Progress(None))
-    assert report.passed, report.headlines
-    model = open_model(tmp_path / "checkpoint")
-    for changes, wanted in (({"target": "sm_90a"}, 4), ({"target": "sm_121a"}, 0)):
-        asked: Options = replace(FP8, **{"mlp_activations": "auto", **changes})
-        plan = resolve(asked, facts_of(model))
-        weights = {}
-        for family, most in ((PREFILL, wanted), (DECODE, 0)):
-            made = lower(model, plan, family)
-            pack(made, REGISTRY)
-            nodes = [n for n in made.graph.nodes if n.op == "grouped_moe"]
-            assert [n.attrs["format"] for n in nodes].count(W4A8.name) == most, changes
-            weights[family] = {n: w for n, w in made.weights.items() if ".experts." in n}
-        assert weights[PREFILL] == weights[DECODE]
-
-
 @pytest.mark.parametrize(
     ("sizes", "made"),
     [({"intermediate_size": 80}, 8), ({"hidden_size": 96}, 4)],  # of gate, up, down in 4 layers
@@ -106,9 +76,9 @@ def test_sizes_without_a_kernel_stay_bf16(sizes: dict[str, int], made: int, tmp_
 @pytest.mark.parametrize(
     ("format", "moe", "options", "words"),
     [
-        ("bf16", False, FP8, "no MLP in NVFP4"),
-        ("nvfp4_a4", False, FP8, "no MLP in NVFP4"),
-        ("modelopt_mixed", True, FP8, "no MLP in NVFP4"),
+        ("bf16", False, FP8, "no dense MLP in NVFP4"),
+        ("nvfp4_a4", False, FP8, "no dense MLP in NVFP4"),
+        ("modelopt_mixed", True, FP8, "no dense MLP in NVFP4"),
         ("modelopt_mixed", False, replace(FP8, mlp_activations="int8"), "int8 is not known"),
     ],
 )

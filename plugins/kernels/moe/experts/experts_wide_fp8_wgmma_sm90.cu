@@ -29,8 +29,7 @@ constexpr int PANEL_SCALES = 2 * 4 * M16_SCALES, WEIGHTS_AT = ROWS_BYTES + SCALE
 constexpr int WEIGHT_SCALES_AT = WEIGHTS_AT + 4 * PANEL_BYTES;
 constexpr int STAGE = WEIGHT_SCALES_AT + 4 * PANEL_SCALES;
 constexpr int DEPTH = (SHARED_LIMIT - STATIC - TABLE_BYTES) / STAGE;
-constexpr int LOADERS = M16_SCALES ? 2 : 1;  // lanes of a producer warp that load weights
-constexpr int LAG = 2;                       // stages of rows in flight behind the one announced
+constexpr int LAG = 2;  // stages of rows in flight behind the one announced
 static_assert(BLOCK_M * 4 <= SCALES_BYTES && LAG < DEPTH, "a stage, and a ring");
 static_assert(HIDDEN % 256 == 0 && INNER % 128 == 0, "whole blocks of four panels");
 
@@ -63,41 +62,47 @@ DEVICE void produce_all(const Ring& r, const Operands& o) {
   using W = Wide<UP>;
   const int thread = threadIdx.x - CONSUMERS, chunk = thread & 7, row0 = thread >> 3;
   const int items = o.tiles[0].x * W::BLOCKS;
-  const bool scales = M16_SCALES && (thread & 31) == 1;  // which this lane loads
-  PipelineState here, behind;       // the stage that is filled, the one that is announced next
-  __shared__ u32 from[2][BLOCK_M];  // the rows of a tile, and of the next
-  int done = 0, turn = 0;
+  const u64 policy = evict_first_policy();
+  PipelineState here, behind;  // the stage that is filled, the one that is announced next
+  int done = 0;
   for (int item = blockIdx.x; item < items; item += gridDim.x) {
     const int4 tile = __ldcg(o.tiles + 1 + item / W::BLOCKS);
     const u64 panel = (u64)tile.x * Side<UP>::PANELS + item % W::BLOCKS * 4 + (thread >> 5);
     const u64 at = panel * Side<UP>::SLABS * 4;
-    const u8* const mine = scales ? o.block_scales + at * M16_SCALES : o.w + at * M16_BYTES;
-    u32* const of = from[turn];
-    turn ^= 1;
-    if (thread < tile.z) of[thread] = UP ? __ldcg(o.order + tile.y + thread) / K1 : tile.y + thread;
-    meet(6, PRODUCERS);
+    u32 from[ROUNDS];  // bytes; the rows are below 4 GiB
+#pragma unroll
+    for (int i = 0; i < ROUNDS; ++i) {
+      const int row = min(row0 + 16 * i, tile.z - 1) + tile.y;
+      from[i] = (UP ? __ldcg(o.order + row) / K1 : row) * W::K + chunk * 16;
+    }
 #pragma unroll 1
     for (int stage = 0; stage < W::STAGES; ++stage, ++done, here.next()) {
       if (done >= DEPTH) barrier_wait(r.empty + here.slot, here.phase ^ 1);
       u8* const to = r.memory + here.slot * STAGE;
-      if ((thread & 31) < LOADERS) {
-        const u32 bytes = scales ? PANEL_SCALES : PANEL_BYTES;
-        barrier_expect(r.full + here.slot, bytes);
-        bulk_load(to + (scales ? WEIGHT_SCALES_AT : WEIGHTS_AT) + (thread >> 5) * bytes,
-                  mine + stage * bytes, bytes, r.full + here.slot, evict_first_policy());
+      if ((thread & 31) == 0) {
+        barrier_expect(r.full + here.slot, PANEL_BYTES + PANEL_SCALES);
+        bulk_load(to + WEIGHTS_AT + (thread >> 5) * PANEL_BYTES,
+                  o.w + at * M16_BYTES + stage * PANEL_BYTES, PANEL_BYTES, r.full + here.slot,
+                  policy);
+        if (M16_SCALES)
+          bulk_load(to + WEIGHT_SCALES_AT + (thread >> 5) * PANEL_SCALES,
+                    o.block_scales + at * M16_SCALES + stage * PANEL_SCALES, PANEL_SCALES,
+                    r.full + here.slot, policy);
       }
-      const int left = forget(tile.z - row0);  // or a predicate of each is held all along
 #pragma unroll
       for (int i = 0; i < ROUNDS; ++i) {
         const int row = row0 + 16 * i;
-        if (16 * i >= left) continue;
+        if (row >= tile.z) continue;
         copy_async(to + row * 128 + ((chunk ^ (row & 7)) << 4),
-                   o.rows.codes + (u64)of[row] * W::K + stage * 128 + chunk * 16);
+                   o.rows.codes + from[i] + stage * 128);
+        if (!BY_ROW && chunk == 0)
+          copy_async_few<4>(to + ROWS_BYTES + row * 4, o.rows.scales + from[i] / 128 + stage);
       }
-      if (thread < tile.z && (!BY_ROW || stage == W::STAGES - 1))
-        copy_async_few<4>(
-            to + ROWS_BYTES + thread * 4,
-            o.rows.scales + (BY_ROW ? of[thread] : (u64)of[thread] * W::STAGES + stage));
+      if (BY_ROW && stage == W::STAGES - 1 && thread < tile.z) {
+        const int at = tile.y + thread;
+        copy_async_few<4>(to + ROWS_BYTES + thread * 4,
+                          o.rows.scales + (UP ? __ldcg(o.order + at) / K1 : at));
+      }
       commit_copies();
       if (done < LAG) continue;
       announce<LAG>(r, behind.slot);
@@ -176,14 +181,13 @@ DEVICE void write_inner(const TileWork& work, const float (&sums)[N / 8][4], Sha
 // The same by rows: bf16, for quantise_inner.
 template <int N>
 DEVICE void write_raw(const TileWork& work, const float (&sums)[N / 8][4], u32* raw) {
-  const u32 thread = forget(threadIdx.x);  // or what is computed of it is held all along
-  const int g = thread % 32 / 4, t = thread % 4, column = work.panel * 32 + thread / 32 % 4 * 8;
-  u32* const to = raw + ((u64)(work.tile.y + g) * INNER + column) / 2 + t;
+  const int g = lane_id() >> 2, t = lane_id() & 3;
+  u32* const to = raw + ((u64)work.tile.y * INNER + work.panel * 32 + work.m16() * 8) / 2 + t;
 #pragma unroll
   for (int j = 0; j < N / 8; ++j) {
     const float first = silu_mul(sums[j][0], sums[j][2]), second = silu_mul(sums[j][1], sums[j][3]);
     const u32 pair = transpose_matrix<true>(pack_bf16(first, second));
-    if (j * 8 + g < work.tile.z) to[j * 4 * INNER] = pair;
+    if (j * 8 + g < work.tile.z) to[(u64)(j * 8 + g) * (INNER / 2)] = pair;
   }
 }
 
@@ -345,7 +349,7 @@ DEVICE void wide(const Operands& o, void* to, float* h_scale) {
   __shared__ __align__(8) u64 barriers[2 * DEPTH];
   __shared__ Shared shared;
   const Ring r = {memory, barriers, barriers + DEPTH};
-  r.open<DEPTH>(4 * LOADERS + PRODUCERS, CONSUMERS / 32 * WARP_ARRIVALS);
+  r.open<DEPTH>(4 + PRODUCERS, CONSUMERS / 32 * WARP_ARRIVALS);
   if (!BY_ROW && threadIdx.x < BLOCK_M) shared.most[0][threadIdx.x] = 0;
 #if A8
   fill_table();
