@@ -83,12 +83,12 @@ W4A8 = replace(
         decode_body=lambda f, v, k: ff.halves(f, v["xq"], undo=True),
         attrs={"by_token": 1, "halves": 1},
     ),
-    experts=ExpertKernels(1, 5, DType.U8, expert_layout.pack_codes, expert_layout.pack_scales),
+    experts=None,
     linear_sizes={
         DType.F32: ((1, 64, 64), (3, 37, 128), (65, 96, 256)),
         DType.BF16: ((3, 32, 128), (33, 16, 1152), (130, 272, 768)),
     },
-    expert_sizes={DType.F32: ((1, 4, 2, 64, 32), (7, 4, 2, 48, 16), (130, 4, 2, 256, 128))},
+    expert_sizes={},
 )
 W4A4 = replace(
     W4A16,

@@ -22,17 +22,43 @@ constexpr int X_SCALE_BYTES = 0;
 #include "common/nvfp4_decode.cuh"
 
 #ifdef A8
-#include "common/nvfp4_e4m3.cuh"
+// y = x_scale[m] · 8 · w_scale2[n] · Σ_k xq · e4m3(code · w_scale / 8). A table has the e4m3 of the
+// eight magnitudes for each scale byte as it is packed, so that a scale costs one load and four
+// codes two permutations: of the table's entry, and of bits to the permutation's selectors. A lane
+// has k 2t + 8, 2t, 2t + 9, 2t + 1 of a block of 16, in the order of the bytes of a register; xq is
+// in that order (fp8_halves). 15 integer instructions for 8 weights.
+constexpr int TABLE = 256;
+__shared__ uint4 table[TABLE];  // an entry twice: of even rows and of odd ones, for fewer conflicts
 
-// y = x_scale[m] · 8 · w_scale2[n] · Σ_k xq · e4m3(code · w_scale / 8). A lane has k 2t + 8, 2t,
-// 2t + 9, 2t + 1 of a block of 16, in the order of the bytes of a register; xq is in that order
-// (fp8_halves).
+DEVICE u32 e4m3x4(float a, float b, float c, float d) {
+  return to_e4m3x2(a, b) | (u32)to_e4m3x2(c, d) << 16;
+}
+// Filled by all threads; the GEMM synchronises before it decodes.
+DEVICE void fill_table() {
+  for (int i = threadIdx.x; i < TABLE; i += blockDim.x) {
+    const float s = __uint_as_float(((u32)i << 20) + (102u << 23));  // w_scale / 8
+    const u32 low = e4m3x4(0.0f, 0.5f * s, s, 1.5f * s), high = e4m3x4(2 * s, 3 * s, 4 * s, 6 * s);
+    table[i] = make_uint4(low, high, low, high);
+  }
+}
+
+// a0, a2 of a row's even and odd blocks (or a1, a3), by their entries of the table.
+DEVICE void decode(u32 word, const uint2& even, const uint2& odd, u32& e, u32& o) {
+  const u32 down = word >> 2;
+  u32 pick = kept_or(turn<22>(word), 0x04000400, kept_or(down, 0x03700370, word & 0x70077007));
+  pick = permuted(pick, 0, 0x1320);
+  e = permuted(even.x, even.y, pick), o = permuted(odd.x, odd.y, pick >> 16);
+  e = kept_or(down, 0x00800080, kept_or(word, 0x80008000, e));
+  o = kept_or(word << 4, 0x00800080, kept_or(word << 10, 0x80008000, o));
+}
+
 // The entries of four scales, which are held as decode_scales reads them.
 DEVICE void look_up(u32 word, uint2 (&entries)[4]) {
   const u32 copy = (threadIdx.x & 4) * 2, turned = turn<8>(word);
   const u32 at[4] = {word, word >> 16, turned, turned >> 16};
 #pragma unroll
-  for (int i = 0; i < 4; ++i) entries[i] = entry(at[i], copy);
+  for (int i = 0; i < 4; ++i)
+    entries[i] = *(const uint2*)((const u8*)table + kept_or(at[i], 0xFF0, copy));
 }
 
 struct Raw {

@@ -109,8 +109,6 @@ def refuse_grouped(node: Node) -> str | None:
     if reason := refuse(node):
         return reason
     p, target = Problem.of(node), node.target
-    if p.kind == "nvfp4_a8":
-        return "format nvfp4_a8 is multiplied in tiles alone"
     if (most := _slabs(p)) > MOST_SLABS:
         return f"H = {p.hidden}, I = {p.inner}: {most} k-slabs a warp, more than registers hold"
     if config_of(p, target).tokens == 0:

@@ -3,13 +3,11 @@
 // exactly. Rules: numpy_codecs.py. fp8 and nvfp4 have a scale for each expert, so a row of x is
 // made for each of its experts; fp8_block and fp8_token quantise where activations are loaded or
 // made.
-// Macros: QUANT (0 none, 1 fp8, 2 fp8_block, 3 nvfp4, 4 fp8_token, 5 the same with NVFP4 weights).
+// Macros: QUANT (0 none, 1 fp8, 2 fp8_block, 3 nvfp4, 4 fp8_token).
 #pragma once
 #include "moe/experts/experts_common.cuh"
 
 #define BY_EXPERT (QUANT == 1 || QUANT == 3)
-#define A8 (QUANT == 5)
-constexpr bool BY_ROW = QUANT >= 4;  // a scale a row of x, of h and of the weights
 constexpr bool BY_PAIR = BY_EXPERT;  // a row of x for each pair, else each token
 
 template <int LANES>
@@ -45,33 +43,6 @@ DEVICE void load8(const void* in, u64 at, float (&v)[8]) {
   v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
 
-// A warp a row. Of each 64 k, byte 32h + 16i + 4t + b is k 16t + 8h + 4i + b, or, A8, + 2, 0, 3, 1.
-template <bool UP>
-DEVICE void quantise_row(const u16* in, u8* codes, float* scales) {
-  constexpr int K = Side<UP>::K, TURNS = (K + 255) / 256;
-  wait_then_launch_dependents();
-  const u64 row = blockIdx.x;
-  float v[TURNS][8] = {}, top = 0.0f;
-#pragma unroll
-  for (int i = 0; i < TURNS; ++i)
-    if (const int k = i * 256 + lane_id() * 8; k < K) load8<true>(in, row * K + k, v[i]);
-#pragma unroll
-  for (int i = 0; i < TURNS; ++i) top = fmaxf(top, most_of<1>(v[i]));
-  top = warp_max(top);
-#pragma unroll
-  for (int i = 0; i < TURNS; ++i) {
-    const int k = i * 256 + lane_id() * 8;
-    const float scale = block_scale(BY_ROW ? top : most_of<16>(v[i]));
-    if (k >= K) continue;
-    u32 words[2] = {};
-#pragma unroll
-    for (int j = 0; j < 8; ++j) words[j / 4] |= (u32)to_e4m3(divide(v[i][j], scale)) << j % 4 * 8;
-    u8* const to = codes + row * K + k / 64 * 64 + k / 8 % 2 * 32 + k / 16 % 4 * 4;
-    constexpr u32 ORDER = A8 ? 0x1302 : 0x3210;
-    *(u32*)to = permuted(words[0], 0, ORDER), *(u32*)(to + 16) = permuted(words[1], 0, ORDER);
-    if (BY_ROW ? k == 0 : k % 128 == 0) scales[BY_ROW ? row : row * (K / 128) + k / 128] = scale;
-  }
-}
 #if BY_EXPERT
 // Eight neighbouring values of a row, all lanes of the warp together; lanes hold neighbours.
 DEVICE void round_codes(float (&v)[8], float given) {

@@ -1,34 +1,27 @@
 // Grouped GEMM of experts in FP8, many tokens: y = Σ_e weight_e · w2_e(silu(gate_e(x)) · up_e(x)).
-// sm_90a. QUANT 2: scales of 128 x 128 blocks (times: docs/results/layouts.md). QUANT 4: of rows.
-// QUANT 5: the same of NVFP4 weights, made e4m3 in registers (log/moe/experts_wide_wgmma_sm90.md).
+// sm_90a. QUANT 2: scales of 128 x 128 blocks (times: docs/results/layouts.md). QUANT 4: of
+// rows (emulated, not yet run; log/moe/experts_wide_wgmma_sm90.md).
 //
 // Launches: moe_count and moe_sort cut the pairs (token, expert) into tiles of up to BLOCK_M tokens
 // of one expert; quantise_rows makes e4m3 rows with a scale for each 128 columns, or one a row;
 // wide_up and wide_down multiply; moe_combine adds a token's experts. In blocks wide_up quantises
 // h: its block of work has the 128 columns of a scale. By rows quantise_inner does it.
-// Work: a tile of tokens (wgmma's N, 8 … BLOCK_M) times four panels of 64 weight rows (wgmma's M).
-// FP8's products of 128 k add up in separate registers, which the sums of NVFP4's 128 columns do
-// not leave. Persistent blocks: four consumer warpgroups, a panel each, and producers that fill a
-// ring: weights by TMA bulk copies, rows and their scales by cp.async. HIDDEN is a multiple of 256,
-// INNER of 128. Rows of codes have k in the order of the fragments: `quantise_row`. Macros:
-// experts_common.cuh's (UP_WK and DOWN_WK are 1, PARTS_BF16), BLOCK_M, QUANT, SORT_BLOCKS,
-// SHARED_LIMIT (bytes of a block).
+// Work: a tile of tokens (wgmma's N, 8 … BLOCK_M) times four panels of 64 weight rows (wgmma's M, a
+// lane's 16 bytes are fragments). The products of 128 k add up in separate registers, then the
+// scales bring them into the sum. Persistent blocks: four consumer warpgroups, a panel each, and
+// producers that fill a ring: weights by TMA bulk copies, rows and their scales by cp.async.
+// Rows of codes have k in the order of the fragments: of each 64 k, byte 32h + 16i + 4t + b is k
+// 16t + 8h + 4i + b. HIDDEN is a multiple of 256, INNER of 128. Macros: experts_common.cuh's (UP_WK
+// and DOWN_WK are 1, PARTS_BF16), BLOCK_M, QUANT, SORT_BLOCKS, SHARED_LIMIT (bytes of a block).
 #include "moe/experts/experts_wide_sm90.cuh"
 #include "moe/experts/experts_quantise.cuh"
 
-#if A8
-#include "common/nvfp4_e4m3.cuh"
-constexpr int TABLE_BYTES = TABLE * 16;
-#else
-constexpr int TABLE_BYTES = 0;
-#endif
+constexpr bool BY_ROW = QUANT == 4;  // a scale a row of x, of h and of the weights
 
 // A stage is 128 k: the tokens' rows, their scales, two k-slabs of weights of four panels.
 constexpr int ROWS_BYTES = BLOCK_M * 128, SCALES_BYTES = 1024, PANEL_BYTES = 2 * 4 * M16_BYTES;
-constexpr int PANEL_SCALES = 2 * 4 * M16_SCALES, WEIGHTS_AT = ROWS_BYTES + SCALES_BYTES;
-constexpr int WEIGHT_SCALES_AT = WEIGHTS_AT + 4 * PANEL_BYTES;
-constexpr int STAGE = WEIGHT_SCALES_AT + 4 * PANEL_SCALES;
-constexpr int DEPTH = (SHARED_LIMIT - STATIC - TABLE_BYTES) / STAGE;
+constexpr int WEIGHTS_AT = ROWS_BYTES + SCALES_BYTES, STAGE = WEIGHTS_AT + 4 * PANEL_BYTES;
+constexpr int DEPTH = (SHARED_LIMIT - STATIC) / STAGE;
 constexpr int LAG = 2;  // stages of rows in flight behind the one announced
 static_assert(BLOCK_M * 4 <= SCALES_BYTES && LAG < DEPTH, "a stage, and a ring");
 static_assert(HIDDEN % 256 == 0 && INNER % 128 == 0, "whole blocks of four panels");
@@ -51,7 +44,7 @@ struct Operands {
   Rows rows;
   const int* order;
   const int4* tiles;
-  const u8 *w, *block_scales;  // NVFP4's
+  const u8* w;
   const float* w_scale;  // [EXPERTS, weight rows / 128, K / 128]; BY_ROW: [EXPERTS, weight rows]
 };
 
@@ -68,40 +61,31 @@ DEVICE void produce_all(const Ring& r, const Operands& o) {
   for (int item = blockIdx.x; item < items; item += gridDim.x) {
     const int4 tile = __ldcg(o.tiles + 1 + item / W::BLOCKS);
     const u64 panel = (u64)tile.x * Side<UP>::PANELS + item % W::BLOCKS * 4 + (thread >> 5);
-    const u64 at = panel * Side<UP>::SLABS * 4;
-    u32 from[ROUNDS];  // bytes; the rows are below 4 GiB
+    const u8* const weights = o.w + panel * Side<UP>::SLABS * 4 * M16_BYTES;
+    u32 from[ROUNDS];
 #pragma unroll
     for (int i = 0; i < ROUNDS; ++i) {
       const int row = min(row0 + 16 * i, tile.z - 1) + tile.y;
-      from[i] = (UP ? __ldcg(o.order + row) / K1 : row) * W::K + chunk * 16;
+      from[i] = UP ? __ldcg(o.order + row) / K1 : row;
     }
 #pragma unroll 1
     for (int stage = 0; stage < W::STAGES; ++stage, ++done, here.next()) {
       if (done >= DEPTH) barrier_wait(r.empty + here.slot, here.phase ^ 1);
       u8* const to = r.memory + here.slot * STAGE;
       if ((thread & 31) == 0) {
-        barrier_expect(r.full + here.slot, PANEL_BYTES + PANEL_SCALES);
-        bulk_load(to + WEIGHTS_AT + (thread >> 5) * PANEL_BYTES,
-                  o.w + at * M16_BYTES + stage * PANEL_BYTES, PANEL_BYTES, r.full + here.slot,
-                  policy);
-        if (M16_SCALES)
-          bulk_load(to + WEIGHT_SCALES_AT + (thread >> 5) * PANEL_SCALES,
-                    o.block_scales + at * M16_SCALES + stage * PANEL_SCALES, PANEL_SCALES,
-                    r.full + here.slot, policy);
+        barrier_expect(r.full + here.slot, PANEL_BYTES);
+        bulk_load(to + WEIGHTS_AT + (thread >> 5) * PANEL_BYTES, weights + stage * PANEL_BYTES,
+                  PANEL_BYTES, r.full + here.slot, policy);
       }
 #pragma unroll
       for (int i = 0; i < ROUNDS; ++i) {
         const int row = row0 + 16 * i;
         if (row >= tile.z) continue;
         copy_async(to + row * 128 + ((chunk ^ (row & 7)) << 4),
-                   o.rows.codes + from[i] + stage * 128);
+                   o.rows.codes + (u64)from[i] * W::K + stage * 128 + chunk * 16);
         if (!BY_ROW && chunk == 0)
-          copy_async_few<4>(to + ROWS_BYTES + row * 4, o.rows.scales + from[i] / 128 + stage);
-      }
-      if (BY_ROW && stage == W::STAGES - 1 && thread < tile.z) {
-        const int at = tile.y + thread;
-        copy_async_few<4>(to + ROWS_BYTES + thread * 4,
-                          o.rows.scales + (UP ? __ldcg(o.order + at) / K1 : at));
+          copy_async_few<4>(to + ROWS_BYTES + row * 4,
+                            o.rows.scales + (u64)from[i] * W::STAGES + stage);
       }
       commit_copies();
       if (done < LAG) continue;
@@ -117,7 +101,7 @@ DEVICE void produce_all(const Ring& r, const Operands& o) {
 // What warpgroups share: the largest |h| of each token of a block of work, three blocks in turn,
 // and the pairs of a warpgroup's tokens.
 struct Shared {
-  u32 most[3][BY_ROW ? 1 : BLOCK_M];
+  u32 most[3][BLOCK_M];
   int pairs[4][2][BLOCK_M];
 };
 
@@ -178,17 +162,17 @@ DEVICE void write_inner(const TileWork& work, const float (&sums)[N / 8][4], Sha
   }
 }
 
-// The same by rows: bf16, for quantise_inner.
+// The same by rows: f32, for quantise_inner.
 template <int N>
-DEVICE void write_raw(const TileWork& work, const float (&sums)[N / 8][4], u32* raw) {
+DEVICE void write_raw(const TileWork& work, const float (&sums)[N / 8][4], float* raw) {
   const int g = lane_id() >> 2, t = lane_id() & 3;
-  u32* const to = raw + ((u64)work.tile.y * INNER + work.panel * 32 + work.m16() * 8) / 2 + t;
+  float* const to = raw + (u64)work.tile.y * INNER + work.panel * 32 + work.m16() * 8 + g;
 #pragma unroll
-  for (int j = 0; j < N / 8; ++j) {
-    const float first = silu_mul(sums[j][0], sums[j][2]), second = silu_mul(sums[j][1], sums[j][3]);
-    const u32 pair = transpose_matrix<true>(pack_bf16(first, second));
-    if (j * 8 + g < work.tile.z) to[(u64)(j * 8 + g) * (INNER / 2)] = pair;
-  }
+  for (int j = 0; j < N / 8; ++j)
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (j * 8 + 2 * t + i < work.tile.z)
+        to[(u64)(j * 8 + 2 * t + i) * INNER] = silu_mul(sums[j][i], sums[j][2 + i]);
 }
 
 template <int N>
@@ -205,42 +189,21 @@ DEVICE void write_outer(const TileWork& work, const float (&sums)[N / 8][4], con
   }
 }
 
-// A panel's fragments of a stage, a[step][register], of a warp's 16 rows.
-DEVICE void load_fragments(const u8* rows, const TileWork& work, u32 (&a)[4][4]) {
-  const int m16 = work.m16();
-  const u8* const w = rows + WEIGHTS_AT + work.own() * PANEL_BYTES + m16 * M16_BYTES;
-#if A8
-  const u8* const scales = rows + WEIGHT_SCALES_AT + work.own() * PANEL_SCALES + m16 / 2 * 128;
-  const u32 copy = (threadIdx.x & 4) * 2;
-#pragma unroll
-  for (int slab = 0; slab < 2; ++slab) {
-    const Raw raw = load_raw(w + slab * 4 * M16_BYTES, scales + slab * 4 * M16_SCALES);
-    const u32 own = raw.scales >> m16 % 2 * 16;
-    const uint2 near = entry(own << 4, copy), far = entry(own >> 4, copy);
-    u32(&first)[4] = a[2 * slab], (&second)[4] = a[2 * slab + 1];
-    decode(raw.words[0].x, near, near, first[0], first[2]);
-    decode(raw.words[0].y, far, far, first[1], first[3]);
-    decode(raw.words[0].z, near, near, second[0], second[2]);
-    decode(raw.words[0].w, far, far, second[1], second[3]);
-  }
-#else
-#pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    const u8* const of = w + step / 2 * 4 * M16_BYTES + step % 2 * 512;
-    const uint4 v = *(const uint4*)(of + lane_id() * 16);
-    a[step][0] = v.x, a[step][1] = v.z, a[step][2] = v.y, a[step][3] = v.w;
-  }
-#endif
-}
-
-// The scales of a panel's rows g and g + 8 of weights.
-template <bool UP>
-DEVICE float2 row_scales_of(const Operands& o, const TileWork& work) {
-  const int g = lane_id() >> 2;
+// Brings the scales of a lane's two rows of weights and two columns of each eight into its sums.
+template <bool UP, int N>
+DEVICE void scale_rows(const Operands& o, const TileWork& work, float (&sums)[N / 8][4]) {
+  const int g = lane_id() >> 2, t = lane_id() & 3;
   const int row = UP ? work.panel * 32 + work.m16() * 8 + g : work.panel * 64 + work.m16() * 16 + g;
-  const float* const w = o.w_scale + (u64)work.tile.x * (UP ? 2 * INNER : HIDDEN) + row;
-  constexpr float WHOLE = A8 ? 8.0f : 1.0f;
-  return {__ldg(w) * WHOLE, __ldg(w + (UP ? INNER : 8)) * WHOLE};
+  const float* w = o.w_scale + (u64)work.tile.x * (UP ? 2 * INNER : HIDDEN) + row;
+  const float low = __ldg(w), high = __ldg(w + (UP ? INNER : 8));
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int at = work.tile.y + min(j * 8 + 2 * t + i, work.tile.z - 1);
+      const float x = __ldcg(o.rows.scales + (UP ? __ldcg(o.order + at) / K1 : at));
+      sums[j][i] *= low * x, sums[j][2 + i] *= high * x;
+    }
 }
 
 // One panel of a block of work by one warpgroup, N columns.
@@ -252,28 +215,23 @@ DEVICE void consume_tile(const Ring& r, PipelineState& here, const TileWork& wor
   const int blocks = (UP ? 2 * INNER : HIDDEN) / 128, block = work.panel / (UP ? 4 : 2);
   const float* low = o.w_scale + ((u64)work.tile.x * blocks + block) * STAGES;
   const float* high = low + (UP ? INNER / 128 * STAGES : 0);
-  float2 of_rows;
-  if (BY_ROW) of_rows = row_scales_of<UP>(o, work);
   float sums[N / 8][4] = {};
 #pragma unroll 1
-  for (int stage = 0; stage < STAGES; ++stage) {
-    const float w_low = BY_ROW ? of_rows.x : __ldg(low + stage);
-    const float w_high = BY_ROW ? of_rows.y : UP ? __ldg(high + stage) : w_low;
+  for (int stage = 0; stage < STAGES; ++stage, here.next()) {
+    const float w_low = BY_ROW ? 1.0f : __ldg(low + stage);
+    const float w_high = UP && !BY_ROW ? __ldg(high + stage) : w_low;
     const u8* const rows = r.memory + here.slot * STAGE;
+    const u8* const w = rows + WEIGHTS_AT + work.own() * PANEL_BYTES + work.m16() * M16_BYTES;
     barrier_wait(r.full + here.slot, here.phase);
     u32 a[4][4];
-    load_fragments(rows, work, a);
-    const u64 tile = wgmma_tile(uniform(shared_address(rows)));
-    const u8* const scales = rows + ROWS_BYTES + (lane_id() & 3) * 8;
-#if A8
-    wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < 4; ++step) Wgmma<true, N>::run(sums, a[step], tile + 2 * step);
-    wgmma_commit();
-    wgmma_wait<0>();
-    wgmma_read(sums);
-#else
+    for (int step = 0; step < 4; ++step) {
+      const uint4 v =
+          *(const uint4*)(w + step / 2 * 4 * M16_BYTES + step % 2 * 512 + lane_id() * 16);
+      a[step][0] = v.x, a[step][1] = v.z, a[step][2] = v.y, a[step][3] = v.w;
+    }
     float part[N / 8][4];
+    const u64 tile = wgmma_tile(uniform(shared_address(rows)));
     wgmma_fence();
     Wgmma<true, N>::begin(part, a[0], tile);
 #pragma unroll
@@ -281,30 +239,26 @@ DEVICE void consume_tile(const Ring& r, PipelineState& here, const TileWork& wor
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_read(part);
+    const u8* const scales = rows + ROWS_BYTES + (lane_id() & 3) * 8;
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
-      float2 x = {1.0f, 1.0f}, w = x;
-      if (!BY_ROW) x = *(const float2*)(scales + j * 32), w = {w_low, w_high};
-      sums[j][0] = fmaf(part[j][0], w.x * x.x, sums[j][0]);
-      sums[j][1] = fmaf(part[j][1], w.x * x.y, sums[j][1]);
-      sums[j][2] = fmaf(part[j][2], w.y * x.x, sums[j][2]);
-      sums[j][3] = fmaf(part[j][3], w.y * x.y, sums[j][3]);
-    }
-#endif
-    if (BY_ROW && stage == STAGES - 1) {
+      if constexpr (BY_ROW) {
 #pragma unroll
-      for (int j = 0; j < N / 8; ++j) {
-        const float2 x = *(const float2*)(scales + j * 32);
-        sums[j][0] *= w_low * x.x, sums[j][1] *= w_low * x.y;
-        sums[j][2] *= w_high * x.x, sums[j][3] *= w_high * x.y;
+        for (int i = 0; i < 4; ++i) sums[j][i] += part[j][i];
+        continue;
       }
+      const float2 x = *(const float2*)(scales + j * 32);
+      sums[j][0] = fmaf(part[j][0], w_low * x.x, sums[j][0]);
+      sums[j][1] = fmaf(part[j][1], w_low * x.y, sums[j][1]);
+      sums[j][2] = fmaf(part[j][2], w_high * x.x, sums[j][2]);
+      sums[j][3] = fmaf(part[j][3], w_high * x.y, sums[j][3]);
     }
     __syncwarp();
     barrier_arrive_warp(r.empty + here.slot, lane_id());
-    here.next();
   }
+  if constexpr (BY_ROW) scale_rows<UP, N>(o, work, sums);
   if constexpr (UP && BY_ROW) {
-    write_raw<N>(work, sums, (u32*)to);
+    write_raw<N>(work, sums, (float*)to);
   } else if constexpr (UP) {
     write_inner<N>(work, sums, shared, (u8*)to, h_scale);
   } else {
@@ -350,10 +304,7 @@ DEVICE void wide(const Operands& o, void* to, float* h_scale) {
   __shared__ Shared shared;
   const Ring r = {memory, barriers, barriers + DEPTH};
   r.open<DEPTH>(4 + PRODUCERS, CONSUMERS / 32 * WARP_ARRIVALS);
-  if (!BY_ROW && threadIdx.x < BLOCK_M) shared.most[0][threadIdx.x] = 0;
-#if A8
-  fill_table();
-#endif
+  if (threadIdx.x < BLOCK_M) shared.most[0][threadIdx.x] = 0;
   __syncthreads();
   wait_then_launch_dependents();
   if (threadIdx.x >= CONSUMERS) {
@@ -365,13 +316,39 @@ DEVICE void wide(const Operands& o, void* to, float* h_scale) {
   }
 }
 
+// A warp a row: of x (bf16) or of h (f32).
+template <bool UP>
+DEVICE void quantise_row(const void* in, u8* codes, float* scales) {
+  constexpr int K = Side<UP>::K, TURNS = (K + 255) / 256;
+  wait_then_launch_dependents();
+  const u64 row = blockIdx.x;
+  float v[TURNS][8] = {}, top = 0.0f;
+#pragma unroll
+  for (int i = 0; i < TURNS; ++i)
+    if (const int k = i * 256 + lane_id() * 8; k < K) load8<UP>(in, row * K + k, v[i]);
+#pragma unroll
+  for (int i = 0; i < TURNS; ++i) top = fmaxf(top, most_of<1>(v[i]));
+  top = warp_max(top);
+#pragma unroll
+  for (int i = 0; i < TURNS; ++i) {
+    const int k = i * 256 + lane_id() * 8;
+    const float scale = block_scale(BY_ROW ? top : most_of<16>(v[i]));
+    if (k >= K) continue;
+    u32 words[2] = {};
+#pragma unroll
+    for (int j = 0; j < 8; ++j) words[j / 4] |= (u32)to_e4m3(divide(v[i][j], scale)) << j % 4 * 8;
+    u8* const to = codes + row * K + k / 64 * 64 + k / 8 % 2 * 32 + k / 16 % 4 * 4;
+    *(u32*)to = words[0], *(u32*)(to + 16) = words[1];
+    if (BY_ROW ? k == 0 : k % 128 == 0) scales[BY_ROW ? row : row * (K / 128) + k / 128] = scale;
+  }
+}
 extern "C" __global__ void __launch_bounds__(32)
     quantise_rows(const u16* x, u8* codes, float* scales) {
   quantise_row<true>(x, codes, scales);
 }
-#if QUANT >= 4
+#if QUANT == 4
 extern "C" __global__ void __launch_bounds__(32)
-    quantise_inner(const u16* raw, u8* h, float* scales) {
+    quantise_inner(const float* raw, u8* h, float* scales) {
   quantise_row<false>(raw, h, scales);
 }
 #endif
@@ -381,12 +358,12 @@ DYNAMIC_SHARED(wide_down, (DEPTH * STAGE));
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1)
     wide_up(const u8* codes, const float* scales, const int* order, const int4* tiles,
-            const u8* w13, const u8* w13_blocks, const float* w13_scale, void* h, float* h_scale) {
-  wide<true>({{codes, scales}, order, tiles, w13, w13_blocks, w13_scale}, h, h_scale);
+            const u8* w13, const float* w13_scale, void* h, float* h_scale) {
+  wide<true>({{codes, scales}, order, tiles, w13, w13_scale}, h, h_scale);
 }
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1)
     wide_down(const u8* h, const float* h_scale, const int* order, const int4* tiles, const u8* w2,
-              const u8* w2_blocks, const float* w2_scale, void* parts) {
-  wide<false>({{h, h_scale}, order, tiles, w2, w2_blocks, w2_scale}, parts, nullptr);
+              const float* w2_scale, void* parts) {
+  wide<false>({{h, h_scale}, order, tiles, w2, w2_scale}, parts, nullptr);
 }
