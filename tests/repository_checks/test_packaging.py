@@ -7,9 +7,9 @@ import email
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -154,8 +154,7 @@ def test_forms_and_the_workflow_are_yaml_and_call_what_exists() -> None:
 
 def test_the_sdist_builds_the_same_wheel(dist: Path, tmp_path: Path) -> None:
     (sdist,) = dist.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(sdist, tmp_path)
     (source,) = tmp_path.iterdir()
     held = {p.relative_to(source) for p in source.rglob("*") if p.is_file()}
     assert set(TRACKED) <= held

@@ -46,16 +46,14 @@ def runs_of(tile: int, queries: int) -> int:
     return min(tile, -(-tile // queries) + 3)
 
 
-def team_of(s: Sizes, target: Target, most: int) -> tuple[int, int]:
-    """Warps of a team and queries of a run: a lane has a column, which is a head of a query."""
-    readers = readers_of(s, most)
-    team = next(
-        (n for n in TEAMS if n * readers <= most_warps(target) and s.dim >= MIN_SHARE * n),
-        1,
-    )
-    if s.tile == 1 or token_bytes(s) < MIN_TOKEN or team == 1:
-        return 1, 1
-    return team, min(s.tile, COLUMNS * team // s.group)
+def teams_of(s: Sizes, target: Target, most: int) -> list[tuple[int, int]]:
+    """Warps of a team and queries of a run, largest first: a lane has a column, which is a head of
+    a query."""
+    warps = most_warps(target) // readers_of(s, most)
+    teams = [n for n in TEAMS if n <= warps and s.dim >= MIN_SHARE * n]
+    if s.tile == 1 or token_bytes(s) < MIN_TOKEN or not teams:
+        return [(1, 1)]
+    return [(n, min(s.tile, COLUMNS * n // s.group)) for n in teams]
 
 
 def refuse(node: Node, size: Chunks) -> str | None:
@@ -105,11 +103,18 @@ class Shape:
 
 
 def _shape(s: Sizes, target: Target, most: int, row_bytes: int) -> Shape:
+    """The form of the largest team that fits, else of the smallest. `row_bytes`: of the list, for
+    a run of each row."""
+    teams = teams_of(s, target, most)
+    forms = [_form(s, target, readers_of(s, most), *team, row_bytes) for team in teams]
+    fits = (form for form in forms if form.shared + form.listed <= target.shared_bytes)
+    return next(fits, forms[-1])
+
+
+def _form(s: Sizes, target: Target, readers: int, team: int, queries: int, row_bytes: int) -> Shape:
     """The first form that leaves shared memory for the other blocks of a multiprocessor: large
-    steps, deep rings and all queries merged at once; else the smallest. `row_bytes`: of the list,
-    for a run of each row."""
-    token, readers = token_bytes(s), readers_of(s, most)
-    team, queries = team_of(s, target, most)
+    steps, deep rings and all queries merged at once; else the smallest."""
+    token = token_bytes(s)
     listed = row_bytes * runs_of(s.tile, queries)
 
     def made(step: int, stages: int, merge_batch: int) -> Shape:

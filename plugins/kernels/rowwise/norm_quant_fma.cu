@@ -9,7 +9,10 @@
 #include "common/early.cuh"
 #include "common/row_quant.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, VECS == 1 ? 2048 / THREADS : 1)
+// By token 32 registers suffice; other copies spill with so few. A multiprocessor has 32 blocks.
+constexpr int BLOCKS = QUANT != 4 || VECS > 1 ? 1 : THREADS < 64 ? 32 : 2048 / THREADS;
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     norm_quant(const u16* x, const float* weight, const u16* residual, const float* scales,
                uint4* __restrict__ sum, QUANT_OUTPUTS) {
   __shared__ float partial[THREADS / 32];
