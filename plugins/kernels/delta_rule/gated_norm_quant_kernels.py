@@ -55,7 +55,7 @@ def _plan(node: Node) -> Plan:
         ROWS=_rows(node),
         Z_ALIGNED=offset % rq.VECTOR == 0 and width % rq.VECTOR == 0,
     )
-    grid = -(-k // columns), rows // macros["ROWS"]
+    grid = -(-k // columns), rows // _rows(node)
     return node.plan(KERNEL.launch(node, grid, threads, macros))
 
 
