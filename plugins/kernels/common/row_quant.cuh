@@ -140,10 +140,10 @@ DEVICE void emit(const uint4& v, i64 row, int column, bool live, const float* sc
 template <int N_THREADS, int COUNT>
 DEVICE void emit_normed(const float (&y)[COUNT][8], float root, const float (&w)[COUNT][8], i64 row,
                         const float* scales, QUANT_OUTPUTS) {
+#if QUANT == 4
   uint4 bits[COUNT];
 #pragma unroll
   for (int v = 0; v < COUNT; v++) bits[v] = normed(y[v], root, w[v]);
-#if QUANT == 4
   __shared__ u32 tops[N_THREADS / 32];
   const float token = token_scale<N_THREADS>(bits, tops);
   scales = &token;
@@ -151,6 +151,11 @@ DEVICE void emit_normed(const float (&y)[COUNT][8], float root, const float (&w)
 #pragma unroll
   for (int v = 0; v < COUNT; v++) {
     const int column = (v * N_THREADS + threadIdx.x) * 8;
-    emit(bits[v], row, column, column < K, scales, QUANT_ARGS);
+#if QUANT == 4
+    const uint4 out = bits[v];
+#else  // a row's worth of them would spill
+    const uint4 out = normed(y[v], root, w[v]);
+#endif
+    emit(out, row, column, column < K, scales, QUANT_ARGS);
   }
 }

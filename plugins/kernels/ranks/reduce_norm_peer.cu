@@ -80,13 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       for (int e = 0; e < 8; e++) squares += y[v][e] * y[v][e];
     }
     const float root = rsqrtf(block_sum<THREADS>(squares, partial) / K + (float)(EPS));
-#if QUANT == 4
     emit_normed<THREADS>(y, root, w, row, known, QUANT_ARGS);
-#else  // as it does, without registers for the whole row
-#pragma unroll
-    for (int v = 0; v < VECS; v++)
-      emit(normed(y[v], root, w[v]), row, COLUMN(v), COLUMN(v) < K, known, QUANT_ARGS);
-#endif
     __syncthreads();  // before the next row's sums overwrite `partial`
   }
 #if RANKS > 1
