@@ -18,7 +18,7 @@ from spark_engine.builder.report import size
 from spark_engine.device.shared_memory import HostBudget
 from spark_engine.engine_file import MANIFEST, digest_file
 from spark_engine.errors import CapacityError, OptionError
-from spark_engine.manifest import Manifest
+from spark_engine.manifest import Manifest, decode_manifest
 from spark_engine.weights_file import COPIES, IN_FLIGHT, WeightLayout
 
 
@@ -106,10 +106,12 @@ def weights_in_work(layout: WeightLayout, budget: HostBudget) -> int:
 
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:
-    """Adds the digest of each file of the folder to the manifest, and writes the manifest last."""
+    """Adds the digest of each file of the folder to the manifest, and writes the manifest last.
+    Raises EngineError for one that no runtime would read."""
     files = {name: digest_file(folder / name) for name in sorted(_names(folder))}
     sealed = replace(manifest, files=files)
     (folder / MANIFEST).write_bytes(sealed.encode())
+    decode_manifest(sealed.encode(), "the engine of these options", "give smaller sizes")
     return sealed
 
 

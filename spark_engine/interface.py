@@ -33,7 +33,7 @@ MASK_BITS = 32  # ids of a word of `allow`
 
 
 # what no engine reaches: a runtime makes lists and buffers as long as its limits
-_MOST = {
+MOST = {
     "max_seqs": 1 << 16,
     "max_context": 1 << 26,
     "pages": 1 << 24,
@@ -104,8 +104,8 @@ class Limits:
         found = {k: typed(int, known[k], k) for k in cls.__dataclass_fields__}
         for name, value in found.items():
             least = int(name in _NEEDED)
-            if not least <= value <= _MOST[name]:
-                raise ValueError(f"{name} is {value}; it must be {least} to {_MOST[name]}")
+            if not least <= value <= MOST[name]:
+                raise ValueError(f"{name} is {value}; it must be {least} to {MOST[name]}")
         return cls(**found)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from spark_engine.errors import OptionError
 from spark_engine.interface import (
     DECODE,
+    MOST,
     PREFILL,
     PREFILL_TILE,
     Limits,
@@ -95,11 +96,10 @@ def bucket_sizes(
     with drafts there are verify buckets for each decode bucket (`rounds`). Raises OptionError for
     rows outside 1…max_seqs, tokens that are no multiple of 64, or more drafts than `drafts`.
     """
-    rows = decode_rows(limits.max_seqs) if decode is None else (*decode, limits.max_seqs)
-    tokens = DEFAULT_PREFILL if prefill is None else prefill
-    most = limits.max_seqs
+    tokens, most = DEFAULT_PREFILL if prefill is None else prefill, limits.max_seqs
+    rows = decode_rows(most) if decode is None else (*decode, most)
     if not all(1 <= r <= most for r in rows):
-        raise OptionError(f"--decode {listed(rows)}: rows run from 1 to --max-seqs ({most})")
+        raise OptionError(f"--decode {listed(rows[:-1])}: rows run from 1 to --max-seqs ({most})")
     _check_prefill(tokens)
     wanted = rounds(rows, limits.drafts) if verify is None else verify
     _check_verify(wanted, limits)
@@ -159,11 +159,9 @@ def parse_sizes(option: str, text: str) -> tuple[int, ...]:
     """`1,2,4` as numbers. Raises OptionError naming the part that is no number from 1."""
     sizes = []
     for part in text.split(","):
-        if not part.strip().isdecimal():
-            raise OptionError(f"{option} {text}: {part!r} is not a number; write e.g. 1,2,4")
+        if not part.strip().isdecimal() or not int(part):
+            raise OptionError(f"{option} {text}: {part!r} is no number from 1; write e.g. 1,2,4")
         sizes.append(int(part))
-        if not sizes[-1]:
-            raise OptionError(f"{option} {text}: a bucket of 0 holds nothing; write e.g. 1,2,4")
     return tuple(sizes)
 
 
@@ -190,10 +188,10 @@ def _check_verify(wanted: Rounds, limits: Limits) -> None:
 
 
 def _check_prefill(tokens: tuple[int, ...]) -> None:
-    tile = PREFILL_TILE
-    bad = [t for t in tokens if t < tile or t % tile]
-    if bad or not tokens:
-        raise OptionError(f"--prefill {listed(tokens)}: give multiples of {tile}, e.g. 64,256")
+    tile, most = PREFILL_TILE, MOST["max_context"]
+    if not tokens or not all(tile <= t <= most and t % tile == 0 for t in tokens):
+        words = f"give multiples of {tile}, up to {most}, e.g. 64,256"
+        raise OptionError(f"--prefill {listed(tokens)}: {words}")
 
 
 def listed(sizes: tuple[int, ...]) -> str:

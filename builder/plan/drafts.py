@@ -137,7 +137,7 @@ def parse_drafts(text: str) -> int | None:
     if text == "auto":
         return None
     if not text.isdecimal():
-        raise OptionError(f"--drafts {text} is not a number; choose auto or 0 to {MOST_DRAFTS}")
+        raise OptionError(f"--drafts {text} is not possible; choose auto or 0 to {MOST_DRAFTS}")
     return int(text)
 
 

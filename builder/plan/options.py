@@ -26,7 +26,7 @@ from spark_engine.builder.plan.drafts import DEFAULT, DraftRequest, HeadFacts, V
 from spark_engine.builder.plan.images import decide as decide_images
 from spark_engine.builder.plan.ring import ring_length
 from spark_engine.errors import OptionError
-from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, Limits, Precision
+from spark_engine.interface import DECODE, MOST, PREFILL, PREFILL_TILE, Limits, Precision
 from spark_engine.kernel import Target
 from spark_engine.models.draft_options import DraftOptions
 from spark_engine.plugins.state.replay_ring import ring_records
@@ -346,14 +346,16 @@ def _finer(options: Options, limits: Limits, gpu: Target | None) -> tuple[Size, 
 
 def _seqs(options: Options, default: int) -> int:
     """The option, or the rows of the largest requested decode bucket."""
-    if options.max_seqs is not None:
-        return _positive("--max-seqs", options.max_seqs)
-    return max(options.decode) if options.decode else default
+    given, most = options.max_seqs, MOST["max_seqs"]
+    if given is None and options.decode:
+        return _counted("--decode", max(options.decode), most)
+    return _counted("--max-seqs", default if given is None else given, most)
 
 
 def _context(requested: int | None, most: int, default: int) -> int:
     if requested is None:
         return min(most, default)
+    most = min(most, MOST["max_context"])
     if not 0 < requested <= most:
         raise OptionError(
             f"--max-context {requested}: the model's positions allow 1 to {most}; --rope-scaling "
@@ -369,7 +371,8 @@ def _pages(
     least = limits.pages_per_seq
     most = limits.max_seqs * least
     if requested is not None:
-        pages = -(-_positive("--kv-tokens", requested) // limits.page_size)
+        tokens = _counted("--kv-tokens", requested, MOST["pages"] * limits.page_size)
+        pages = -(-tokens // limits.page_size)
         if pages < least:
             raise OptionError(
                 f"--kv-tokens {requested} holds less than one sequence of --max-context "
@@ -394,7 +397,7 @@ def _cache(gib: float | None) -> int | None:
     return None if gib is None else int(gib * (1 << 30))
 
 
-def _positive(option: str, value: int) -> int:
-    if value <= 0:
-        raise OptionError(f"{option} {value}: give 1 or more")
+def _counted(option: str, value: int, most: int) -> int:
+    if not 0 < value <= most:
+        raise OptionError(f"{option} {value}: give 1 to {most}")
     return value

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -14,8 +15,9 @@ import pytest
 from spark_engine.builder import emit
 from spark_engine.device.shared_memory import HostBudget
 from spark_engine.engine_file import open_folder, verify_files
-from spark_engine.errors import CapacityError, OptionError
+from spark_engine.errors import CapacityError, EngineError, OptionError
 from spark_engine.tensors import DType, TensorSpec
+from spark_engine.typed import MOST
 from spark_engine.weights_file import COPIES, IN_FLIGHT, plan_weights
 from tests.spark_engine.test_engine_file import example, write_folder
 
@@ -182,6 +184,15 @@ def test_seal_digests_every_file(tmp_path: Path) -> None:
     assert "tokenizer/more.json" in sealed.files and "manifest.json" not in sealed.files
     verify_files(folder, sealed.files)
     assert open_folder(folder, "cpu").manifest == sealed
+
+
+def test_what_no_runtime_reads_is_not_sealed(tmp_path: Path) -> None:
+    """Each option may be possible, and together they may not be."""
+    folder = write_folder(tmp_path / "toy")
+    one = example(folder)
+    large = replace(one, buckets=(replace(one.buckets[0], buffer_bytes=MOST + 1),))
+    with pytest.raises(EngineError, match="buffer_bytes is .*; give smaller sizes"):
+        emit.seal(folder, large)
 
 
 HOLD = """

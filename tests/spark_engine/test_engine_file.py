@@ -243,7 +243,7 @@ def test_a_manifest_without_the_weights_is_refused(folder: Path, deferred: tuple
         open_folder(folder, "cpu", deferred)
 
 
-HUGE = [(name, most + 1) for name, most in interface._MOST.items()]
+HUGE = [(name, most + 1) for name, most in interface.MOST.items()]
 HUGE += [(name, 0) for name in interface._NEEDED]
 HUGE += [("max_seqs", 10**18), ("pages", 10**14)]
 

@@ -53,6 +53,9 @@ def test_an_engine_of_a_longer_context(tmp_path: Path) -> None:
     assert read_description(tmp_path / "plain").config.max_position == 4096
     ours, declared = open_model(tmp_path / "plain", YARN), open_model(tmp_path / "yarn")
     assert ours.config == declared.config and ours.config.max_position == 16384
+    wide = Options(rope_scaling=YARN | {"factor": 1e30}, max_context=10**20)
+    with pytest.raises(OptionError, match="allow 1 to 67108864"):
+        build(tmp_path / "plain", tmp_path / "engine", wide, lambda text: None)
     back = open_model(tmp_path / "yarn", {"rope_type": "default"})
     assert back.config == open_model(tmp_path / "plain").config
     options = Options(decode=(1,), prefill=(64,), max_seqs=1, max_context=16384, kv_tokens=16384)
