@@ -181,7 +181,10 @@ def planned(checkpoint: Path, options: Options) -> tuple[Model, BuildPlan]:
     opened = open_model(checkpoint, options.rope_scaling)
     model = with_ranks(opened, options.tp, TILE if options.gpu else 1, options.across_hosts)
     if options.drafter is not None:
-        model = with_drafter(model, Path(options.drafter))
+        try:
+            model = with_drafter(model, Path(options.drafter))
+        except CheckpointError as error:
+            raise CheckpointError(f"--drafter {options.drafter}: {error}") from error
     plan = resolve(options, facts_of(model))
     block, unsure, head_lost = model.drafter is not None, options.drafts is None, ""
     if plan.draft and block and (fault := head_fault(model, block=True)):

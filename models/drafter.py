@@ -152,6 +152,4 @@ def _check(expected: dict[str, Expected], opened: Checkpoint) -> None:
     faults += [f"{n} is no tensor of a drafter" for n in opened.tensors if n not in expected]
     if faults:
         more = f", and {len(faults) - 1} more faults" if len(faults) > 1 else ""
-        raise CheckpointError(
-            f"--drafter {opened.path}: {faults[0]}{more}; give the folder as it was published"
-        )
+        raise CheckpointError(f"{faults[0]}{more}; give the folder as it was published")

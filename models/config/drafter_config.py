@@ -149,8 +149,8 @@ def check_target(drafter: DrafterConfig, target: ModelConfig, name: str) -> None
         faults.append(f"it was trained for {drafter.target}, the model is {name}")
     if faults:
         raise CheckpointError(
-            f"--drafter: the drafter is of another model: {'; '.join(faults)}; give one that was "
-            "trained for this model"
+            f"the drafter is of another model: {'; '.join(faults)}; give one that was trained for "
+            "this model"
         )
 
 

@@ -222,9 +222,12 @@ def test_what_a_folder_must_hold(tmp_path: Path, folders: tuple[Path, Path]) -> 
         (tensors | {"fc.weight": nan}, "dflash.fc.weight.*3.*5"),
     ):
         save_file(changed, tmp_path / "model.safetensors")
-        with pytest.raises(CheckpointError, match=words) as refused:
+        with pytest.raises(CheckpointError, match=f"^--drafter {tmp_path}: .*{words}"):
             planned(checkpoint, options)
-        assert "--drafter" in str(refused.value)
+    for file, text in (("model.safetensors", "cut"), ("config.json", "{")):
+        (tmp_path / file).write_text(text)
+        with pytest.raises(CheckpointError, match=f"^--drafter {tmp_path}: {file}: "):
+            planned(checkpoint, options)
     model, plan = planned(checkpoint, Options("cpu", drafter=str(whole)))
     assert model.has_drafts and plan.limits.drafts == 7
 
