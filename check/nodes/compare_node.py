@@ -247,9 +247,11 @@ def _integers(output: _Output, most: float) -> Verdict:
 def _floats(output: _Output, limits: NodeLimits) -> Verdict:
     name, exact = output.name, output.want.dtype == np.float32 and not output.coded
     a, b = output.got.astype(np.float64), output.want.astype(np.float64)
-    unread = np.isnan(a) & np.isnan(b)
+    unread = np.isnan(a) & np.isnan(b) | np.isinf(a) & (a == b)
     if not np.isfinite(a[~unread]).all():
         return Verdict(name, False, "NaN or infinity where the reference has none", hard=True)
+    if not np.isfinite(b[~unread]).all():
+        return Verdict(name, False, "numbers where the reference is NaN or infinite", hard=True)
     a, b = np.where(unread, 0, a), np.where(unread, 0, b)
     d = distance(a, b)
     base = None if output.base is None else output.base.astype(np.float64)

@@ -1,8 +1,9 @@
 """The limits of comparisons: the table in `thresholds.json`, and the choice of its row.
 
-A row is named after the activation dtype; `quantised` is added if activations or KV pages are
-rounded to a few bits, because one different rounding then moves a value by a whole step of the
-grid: such engines are similar, not equal.
+A row is named after the coarsest dtype of activations, states and KV pages: bf16 is the row of all
+16 bits. `quantised` is added if activations or KV pages are rounded to a few bits, because one
+different rounding then moves a value by a whole step of the grid: such engines are similar, not
+equal.
 """
 
 import json
@@ -16,7 +17,6 @@ from spark_engine.tensors import DType
 
 PATH = Path(__file__).with_name("thresholds.json")
 ROUNDS_ACTIVATIONS = ("fp8", "fp8_channel", "fp8_block", "nvfp4_a4", "nvfp4_a8")
-_COARSENESS = ("f32", "f16", "bf16")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ def node_limits(activation: DType) -> NodeLimits:
 def thresholds_for(manifests: Iterable[Manifest]) -> Thresholds:
     """The row for a comparison of these engines: the coarsest of them decides."""
     all_of = tuple(manifests)
-    dtype = max((m.dtypes.activation.value for m in all_of), key=_COARSENESS.index)
+    halves = any({DType.F16, DType.BF16} & {*vars(m.dtypes).values()} for m in all_of)
+    dtype = "bf16" if halves else "f32"
     rounded = any(_rounds(m) for m in all_of)
     return load(f"{dtype} quantised" if rounded else dtype)
 

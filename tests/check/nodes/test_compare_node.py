@@ -112,3 +112,19 @@ def test_a_router_may_take_one_expert_for_another_that_is_as_good() -> None:
     for tokens in (1, 40):
         assert right(tokens, 7, 3, 5) and right(tokens, 7, 3, 9) and right(tokens, 3, 7, 5)
         assert not right(tokens, 7, 8, 9) and not right(tokens, 1, 2, 4)
+
+
+def test_an_infinity_is_a_value_like_others() -> None:
+    """A token without a candidate has value −∞ in both; in one alone, it is a difference."""
+    step = ReferenceStep("top", "top_ids", None, {}, ("logits",), ("values",))
+    want = RNG.standard_normal((40, 3)).astype(np.float32)
+    want[::4, 1:] = -np.inf
+
+    def verdict(got: Any) -> Verdict:
+        return next(compare_node(Recorded(step, (want,), (want,), {}), (got,), MASKS, LIMITS))
+
+    assert verdict(want.copy())
+    for place, value in (((1, 1), -np.inf), ((0, 1), np.inf), ((0, 1), -1e9), ((0, 1), np.nan)):
+        got = want.copy()
+        got[place] = value
+        assert "infini" in verdict(got).reason, (place, value)

@@ -66,9 +66,11 @@ def test_every_failure_is_shown_with_or_without_words() -> None:
     assert "first divergence at silent" in out.getvalue()
 
 
-def manifest(activation: DType, kv: DType, *formats: str) -> SimpleNamespace:
+def manifest(
+    activation: DType, kv: DType, *formats: str, state: DType = DType.F32
+) -> SimpleNamespace:
     rows = tuple(SimpleNamespace(format=f) for f in formats)
-    return SimpleNamespace(dtypes=Precision(activation, kv, DType.F32), quantisation=rows)
+    return SimpleNamespace(dtypes=Precision(activation, kv, state), quantisation=rows)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,9 @@ def manifest(activation: DType, kv: DType, *formats: str) -> SimpleNamespace:
         ([manifest(DType.F32, DType.F32), manifest(DType.BF16, DType.BF16)], "bf16"),
         ([manifest(DType.BF16, DType.F8E4M3), manifest(DType.F32, DType.F32)], "bf16 quantised"),
         ([manifest(DType.F32, DType.F32, "bf16", "fp8")], "f32 quantised"),
+        ([manifest(DType.F32, DType.BF16, "int4")], "bf16"),
+        ([manifest(DType.F32, DType.F32, state=DType.F16)], "bf16"),
+        ([manifest(DType.F32, DType.F8E4M3, state=DType.BF16)], "bf16 quantised"),
     ],
 )
 def test_the_coarsest_engine_decides(engines: list[SimpleNamespace], row: str) -> None:
