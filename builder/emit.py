@@ -106,8 +106,7 @@ def weights_in_work(layout: WeightLayout, budget: HostBudget) -> int:
 
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:
-    """Adds the digest of each file of the folder to the manifest, and writes the manifest last.
-    Raises EngineError for one that no runtime would read."""
+    """Adds the files' digests and writes the manifest, last. EngineError: no runtime reads it."""
     files = {name: digest_file(folder / name) for name in sorted(_names(folder))}
     sealed = replace(manifest, files=files)
     (folder / MANIFEST).write_bytes(sealed.encode())

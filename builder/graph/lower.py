@@ -42,8 +42,7 @@ def lower(model: Model, plan: BuildPlan, family: str) -> FamilyGraph:
 def fp8_mlps(plan: BuildPlan) -> bool:
     """Whether the dense NVFP4 MLPs of prefill multiply in FP8. By default on a GPU, but not where
     prefill has to give decode's bits (`--invariant`)."""
-    native = plan.gpu is not None and plan.target != RTX
-    default = native and not plan.invariant
+    default = plan.gpu is not None and not plan.invariant
     return plan.mlp_activations == "fp8" or (plan.mlp_activations == "auto" and default)
 
 

@@ -177,14 +177,11 @@ def parse_rounds(option: str, text: str) -> Rounds:
 
 
 def _check_verify(wanted: Rounds, limits: Limits) -> None:
-    bad = [f"{r}:{k}" for r, k in wanted if not (1 <= r <= limits.max_seqs)]
-    if bad:
-        most = limits.max_seqs
-        raise OptionError(f"--verify {','.join(bad)}: rows run from 1 to --max-seqs ({most})")
-    bad = [f"{r}:{k}" for r, k in wanted if not 1 <= k <= limits.drafts]
-    if bad:
-        most = limits.drafts
-        raise OptionError(f"--verify {','.join(bad)}: drafts run from 1 to --drafts ({most})")
+    of = ("rows", "--max-seqs", limits.max_seqs), ("drafts", "--drafts", limits.drafts)
+    for at, (what, option, most) in enumerate(of):
+        if bad := [f"{pair[0]}:{pair[1]}" for pair in wanted if not 1 <= pair[at] <= most]:
+            words = f"{what} run from 1 to {option} ({most})"
+            raise OptionError(f"--verify {','.join(bad)}: {words}")
 
 
 def _check_prefill(tokens: tuple[int, ...]) -> None:

@@ -204,7 +204,7 @@ def resolve(options: Options, facts: ModelFacts) -> BuildPlan:
         needs = replace(needs, weights=needs.weights + facts.vision_bytes, images=of_rows)
     seqs = _seqs(options, budget.sequences(gpu, needs) if gpu else CPU_MAX_SEQS)
     most = budget.MAX_CONTEXT if gpu else CPU_MAX_CONTEXT
-    context = _context(options.max_context, facts.max_context, most)
+    context = _context(options.max_context, min(facts.max_context, MOST["max_context"]), most)
     limits = Limits(max_seqs=seqs, max_context=context, pages=0, vocab=facts.vocab)
     cache = _cache(options.cache_gib)
     free = budget.pages(gpu, needs, seqs, cache) if gpu else KV_BUDGET // max(1, needs.page)
@@ -312,8 +312,7 @@ def _precision(options: Options, facts: ModelFacts, gpu: Target | None) -> Preci
 
 
 def _dtype(option: str, name: str, legal: tuple[str, ...]) -> DType:
-    if name not in legal:
-        raise OptionError(f"{option} {name} is not known; choose from auto, {', '.join(legal)}")
+    _known(option, name, legal)
     return DType.F8E4M3 if name == "fp8" else DType(name)
 
 
@@ -355,7 +354,6 @@ def _seqs(options: Options, default: int) -> int:
 def _context(requested: int | None, most: int, default: int) -> int:
     if requested is None:
         return min(most, default)
-    most = min(most, MOST["max_context"])
     if not 0 < requested <= most:
         raise OptionError(
             f"--max-context {requested}: the model's positions allow 1 to {most}; --rope-scaling "
@@ -368,21 +366,20 @@ def _pages(
     requested: int | None, limits: Limits, free: int, gpu: bool
 ) -> tuple[int, tuple[str, ...]]:
     """KV pages for `requested` tokens, or for every sequence at full length within `free` pages."""
-    least = limits.pages_per_seq
+    least, size = limits.pages_per_seq, limits.page_size
     most = limits.max_seqs * least
     if requested is not None:
-        tokens = _counted("--kv-tokens", requested, MOST["pages"] * limits.page_size)
-        pages = -(-tokens // limits.page_size)
+        pages = -(-_counted("--kv-tokens", requested, MOST["pages"] * size) // size)
         if pages < least:
             raise OptionError(
                 f"--kv-tokens {requested} holds less than one sequence of --max-context "
-                f"{limits.max_context}: give at least {least * limits.page_size}"
+                f"{limits.max_context}: give at least {least * size}"
             )
         return min(pages, most), ()
     pages = max(least, min(most, free))
     if pages == most:
         return pages, ()
-    tokens = pages * limits.page_size
+    tokens = pages * size
     why = "fit the memory of the target" if gpu else f"stay near {KV_BUDGET >> 30} GiB"
     return pages, (
         f"KV pages hold {tokens} tokens, not {limits.max_seqs} sequences of "

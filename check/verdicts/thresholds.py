@@ -1,9 +1,8 @@
 """The limits of comparisons: the table in `thresholds.json`, and the choice of its row.
 
-A row is named after the coarsest dtype of activations, states and KV pages: bf16 is the row of all
-16 bits. `quantised` is added if activations or KV pages are rounded to a few bits, because one
-different rounding then moves a value by a whole step of the grid: such engines are similar, not
-equal.
+The row is bf16 if activations, states or KV pages have 16 bits, else f32. `quantised` is added if
+activations or KV pages have fewer, because one different rounding then moves a value by a whole
+step of the grid: such engines are similar, not equal.
 """
 
 import json
