@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import checkpoints
 from benchmarks.published import CHECKPOINTS, FORMATS, SIZES, Published, folder_of
+from benchmarks.rehearsal.gb10 import tables
 from benchmarks.weightless_plan import options, plan_of
 from spark_engine.builder.checkpoint_list import listed
 from spark_engine.builder.plan.budget import SHARE, WEIGHTS, WORKSPACE, Needs
@@ -40,6 +41,17 @@ def test_rows_are_in_order_and_say_where_their_speed_is_from() -> None:
             assert speed["how"] == ("predicted" if speed["card"] == "Spark" else "measured")
         spark = [s for s in row["speeds"] if s["card"] == "Spark"]
         assert bool(spark) == ("sm_121a" in row["targets"] and row["sequences"]["Spark"] > 0)
+
+
+@pytest.mark.parametrize("row", CHECKPOINTS, ids=lambda row: row.name)
+def test_packaged_speeds_are_the_newest_measured_and_predicted(row: Published) -> None:
+    """README and docs/performance.md take theirs from the same rows."""
+    speeds = SERVED.get(row.name, {"speeds": []})["speeds"]
+    kept = [speed for speed in speeds if speed["how"] == "measured"]
+    assert kept == checkpoints.measured(row), "run python -m benchmarks.checkpoints"
+    if row.name in checkpoints.MEASURED:
+        first = next(speed for speed in speeds if speed["card"] == "Spark")["users"]
+        assert [*first.values()] == [*tables.first(checkpoints.MEASURED[row.name])]
 
 
 @pytest.mark.parametrize("size", [s for s in SIZES if s != "80b-a3b"])
