@@ -28,6 +28,7 @@ import numpy as np
 from PIL import Image as Pillow
 from PIL import ImageDraw
 
+from benchmarks.graphs import target_here
 from benchmarks.published import folder_of
 from spark_engine.device.gpu import present
 from spark_engine.models.families.qwen3_5.config import VisionConfig
@@ -235,6 +236,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("layouts", nargs="+", metavar="LAYOUT")
     parser.add_argument("--itl-ms", type=float, default=60.0)
     args = parser.parse_args(words)
+    target_here()
     for layout in args.layouts:
         path = Path("engines") / f"images_{Path(layout).name.replace(':', '_')}"
         tower = open_model(built(layout, path)).config.vision

@@ -47,8 +47,19 @@ import numpy as np
 from benchmarks.byte_floors import H200_BANDWIDTH, Floor, Work
 from benchmarks.published import folder_of, name_of
 from benchmarks.result_files import ROOT, commit_here, read, write
-from benchmarks.steps.lockstep import SPARE, WARM, Bench, Row, card, seconds_since_start
-from spark_engine.interface import DECODE, DRAFT_HEAD, PREFILL, PREFILL_TILE, verify_family
+from benchmarks.steps.lockstep import (
+    WARM,
+    Bench,
+    Row,
+    card,
+    check_held,
+    seconds_since_start,
+    tokens_made,
+)
+from spark_engine.engine_file import read_manifest
+from spark_engine.errors import UserError
+from spark_engine.interface import DECODE, DRAFT_HEAD, PREFILL, PREFILL_TILE, Limits, verify_family
+from spark_engine.manifest import NATIVE
 from spark_engine.models.open_model import open_model
 from spark_engine.runtime.engine.request import capacity
 from spark_engine.weights_file import read_index
@@ -290,7 +301,6 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("config", type=Path, help="the configs it was built from: folder or layout")
     parser.add_argument("--build", metavar="OPTIONS", help="build ENGINE first with these options")
     parser.add_argument("--against", metavar="OPTIONS", help="of another engine to compare with")
-
     parser.add_argument("--built-in", type=float, help="seconds that its default build took before")
     usual = "default 1,8,32,64,128; of a default build also 65 and 96"
     parser.add_argument("--rows", type=numbers, help=f"sequences, a list; {usual}")
@@ -303,11 +313,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--no-graphs", dest="graphs", action="store_false", help="launch by launch")
     parser.add_argument("--per-launch", action="store_true", help="time every launch")
     parser.add_argument("--prefill", type=numbers, default=(), help="tokens of a prompt, a list")
-
     parser.add_argument("--commit", help="default the tree's, or SPARK_COMMIT's")
     parser.add_argument("--out", type=Path, help="file of rows, or of runs, to add to")
     args = parser.parse_args(words)
-
     if args.per_launch and (args.host or not args.graphs or args.acceptance):
         parser.error("--host, --no-graphs and --acceptance do not apply to --per-launch")
     if args.per_launch and args.against is not None:
@@ -321,16 +329,14 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def check_context(positions: int, args: argparse.Namespace) -> None:
-    """Raises SystemExit where sequences would end before the last timed step."""
+def check_limits(limits: Limits, largest_prefill: int, args: argparse.Namespace) -> None:
+    """Raises SystemExit where the engine does not hold the sequences until the last timed step."""
     most = max((int(k) for k in args.drafts if k != AUTO), default=0)
-    more = TIMED_POSITIONS if args.per_launch else (1 + most) * (WARM + args.steps) + SPARE
-    longest = args.ctx if args.per_launch else max(args.ctx, *args.prefill, 0)
-    if positions < longest + more:
-        raise SystemExit(
-            f"{longest} tokens of context, and {more} more: this engine holds {positions}; "
-            f"give at most {positions - more}, or build with --max-context {longest + more}"
-        )
+    prompts = () if args.per_launch else args.prefill
+    for n, ctx in [*((n, args.ctx) for n in args.rows), *((1, n) for n in prompts)]:
+        more = tokens_made(n, ctx, args.steps, most, largest_prefill)
+        more = TIMED_POSITIONS if args.per_launch else more
+        check_held(limits, n, ctx, more, paged=not args.per_launch)
 
 
 def command(args: argparse.Namespace) -> str:
@@ -350,10 +356,14 @@ def measured(args: argparse.Namespace, engine: Path, before: float, took: float)
     """Measures an engine: this process spent `before` seconds on something else, and its build
     `took` so many."""
     drafted = bool(args.drafts) or args.per_launch
+    manifest = read_manifest(engine)
+    if manifest.executor != NATIVE and (args.split or args.per_launch):
+        raise SystemExit(
+            f"{engine} is no engine for a GPU, so its launches have no times: --no-split"
+        )
     bench = Bench(engine, before, drafted, args.graphs, args.host)
     print(f"{engine} is ready after {bench.ready:.2f} s", flush=True)
-    check_context(capacity(bench.engine.loaded.limits), args)
-    manifest = bench.folder.manifest
+    check_limits(bench.engine.loaded.limits, bench.largest_prefill, args)
     known: Row = {"model": args.config.name, "gdn_state": str(manifest.dtypes.state)}
     known |= {"kv": str(manifest.dtypes.kv), "ranks": manifest.ranks}
     if args.default:
@@ -373,7 +383,10 @@ def main(words: Sequence[str] | None = None) -> None:
     args.config, took = folder_of(args.config), 0.0
     if args.build is not None:
         took = build(args.config, args.engine, args.build)
-    rows = measured(args, args.engine, took, took if args.built_in is None else args.built_in)
+    try:
+        rows = measured(args, args.engine, took, took if args.built_in is None else args.built_in)
+    except UserError as error:
+        raise SystemExit(str(error)) from error
     if args.against is None:
         return
     other = args.engine.with_name(f"{args.engine.name}-other")

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.graphs import target_here
+
 MULTIPROCESSORS = 48
 TOKENS = (1024, 4096)
 LINEARS = {"qkvz": (12288, 2048), "qkv": (9216, 2048), "out": (2048, 4096)}
@@ -42,6 +44,7 @@ def drawn(*dims: int) -> Any:
 
 def main(count: int) -> None:
     """A line for each shape."""
+    target_here()
     torch.zeros(1, device="cuda")
     from torch.cuda.green_contexts import GreenContext
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.graphs import each_seconds
+from benchmarks.graphs import each_seconds, target_here
 from benchmarks.result_files import read, write
 from benchmarks.steps import drawn
 from benchmarks.steps.launch_times import machine
@@ -77,6 +77,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--ctx", type=int, default=1024, help="tokens of each sequence")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of rows to add to")
     args = parser.parse_args(words)
+    target_here()
     bench = Bench(args.engine, drafts=True)
     here = machine(next(iter(bench.executors.values())).inner.gpu)
     rows: list[Row] = read(args.out) if args.out.is_file() else []

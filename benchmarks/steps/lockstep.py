@@ -15,11 +15,17 @@ import numpy as np
 
 from benchmarks.steps import rank_follower
 from spark_engine.engine_file import read_manifest
-from spark_engine.interface import DECODE, PREFILL_TILE, verify_family
+from spark_engine.interface import DECODE, PREFILL_TILE, Limits, verify_family
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import load
 from spark_engine.runtime.engine.policy.pacing import THROUGHPUT
-from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
+from spark_engine.runtime.engine.request import (
+    Event,
+    FinishReason,
+    Request,
+    SamplingParams,
+    capacity,
+)
 from spark_engine.runtime.engine.trace import NoTrace, Trace
 from tests.runtime.engine.invariants import check_idle
 
@@ -81,14 +87,17 @@ class Bench:
         self.rng = np.random.default_rng(0)
         self._live: set[int] = set()
 
+    @property
+    def largest_prefill(self) -> int:
+        """Tokens of the largest prefill bucket."""
+        return PREFILL_TILE * int(self.engine.loaded.rows("prefill")[-1])
+
     def run(self, npl: int, ctx: int, steps: int, k: int = 0) -> Row:
         """One concurrency: prefill, warm-up, `steps` timed steps, or rounds of `k` drafts as the
         draft head makes them; the sequences stay alive."""
         most_id = min(IDS, self.engine.loaded.limits.vocab)
         prompts = self.rng.integers(0, most_id, (npl, ctx)).tolist()
-        # The first sequences decode while the last ones prefill.
-        early = -(-npl * ctx // (PREFILL_TILE * self.engine.loaded.rows("prefill")[-1]))
-        most = early + (1 + k) * (WARM + steps) + SPARE
+        most = tokens_made(npl, ctx, steps, k, self.largest_prefill)
         params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
         self.hold(0)
         start = time.perf_counter()
@@ -160,6 +169,35 @@ class Bench:
         for slot in range(len(table)):
             memory.mark(slot)
         memory.flush()
+
+
+def tokens_made(npl: int, ctx: int, steps: int, k: int, largest_prefill: int) -> int:
+    """Tokens that a sequence makes at most until its last timed step or round of k drafts: the
+    first sequences decode while the last ones prefill."""
+    early = -(-npl * ctx // largest_prefill)
+    return early + (1 + k) * (WARM + steps) + SPARE
+
+
+def check_held(limits: Limits, npl: int, ctx: int, more: int, paged: bool = True) -> None:
+    """Raises SystemExit where an engine does not hold so many sequences of `ctx` + `more` tokens;
+    `paged`: at once, each on separate pages."""
+    whole, page = ctx + more, limits.page_size
+    pages, most = npl * -(-whole // page), capacity(limits)
+    if npl > limits.max_seqs:
+        raise SystemExit(
+            f"{npl} sequences: this engine holds {limits.max_seqs}; give at most that in --rows, "
+            f"or build with --max-seqs {npl}"
+        )
+    if whole > most:
+        raise SystemExit(
+            f"{ctx} tokens of context, and {more} more: this engine holds {most}; give at most "
+            f"{most - more}, or build with --max-context {whole}"
+        )
+    if paged and pages > limits.pages:
+        raise SystemExit(
+            f"{npl} sequences of {whole} tokens: the KV pages of this engine hold "
+            f"{limits.pages * page}; build with --kv-tokens {pages * page}"
+        )
 
 
 def host_parts(before: Row, after: Row, steps: int) -> Row:

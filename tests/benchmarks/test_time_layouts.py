@@ -10,6 +10,7 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 from benchmarks import time_layouts, time_step
 from benchmarks.published import folder_of, name_of
 from spark_engine.builder.cli import main as build
+from spark_engine.interface import Limits
 
 KNOWN = {one.layout: one for one in time_layouts.LAYOUTS}
 
@@ -25,8 +26,8 @@ def test_an_engine_has_the_timed_buckets_alone(layout: str, tmp_path: Path) -> N
     given = build.make_context("spark-build", ["C", *shlex.split(args.build)]).params
     assert given["decode"] == ",".join(map(str, args.rows)) and given["prefill"] == "8192"
     assert given["drafts"] == "0" and given["record"] is False
-    assert int(given["kv_tokens"]) >= max(args.rows) * (args.ctx + args.steps)
-    time_step.check_context(int(given["max_context"]), args)
+    sizes = max(args.rows), int(given["max_context"]), int(given["kv_tokens"]) // 64
+    time_step.check_limits(Limits(*sizes, vocab=9), 8192, args)
 
 
 @pytest.mark.parametrize("name", ["28b:int4", "27b:gguf", "27b", "nothing/here"])

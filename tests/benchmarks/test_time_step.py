@@ -1,6 +1,8 @@
 """The step timer: its command line, rows and arithmetic, and the protocol on a CPU engine."""
 
 import json
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from benchmarks.steps import lockstep
 from benchmarks.steps.launch_parts import Timed, by_part, counts, part_of
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
+from spark_engine.interface import Limits
 from spark_engine.runtime.engine.request import Event, FinishReason
 from tests.models.test_synthetic import folder
 
@@ -54,12 +57,24 @@ def test_the_command_line() -> None:
     assert words.endswith("m --rows 3 --ctx 1024 --steps 48 --drafts 1,auto --acceptance 0.8,0.5")
 
 
-def test_too_short_a_context_is_named() -> None:
-    args = time_step.arguments(["e", "c", "--ctx", "100", "--steps", "10", "--drafts", "3"])
-    need = 4 * (lockstep.WARM + 10) + lockstep.SPARE
-    time_step.check_context(100 + need, args)
-    with pytest.raises(SystemExit, match=f"--max-context {100 + need}"):
-        time_step.check_context(99 + need, args)
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({}, ""),
+        ({"max_context": 195}, "this engine holds 195; give at most 99, .* --max-context 196"),
+        ({"max_seqs": 7}, "8 sequences: this engine holds 7; .* --max-seqs 8"),
+        ({"pages": 31}, "8 sequences of 196 tokens: .* hold 1984; build with --kv-tokens 2048"),
+    ],
+)
+def test_what_an_engine_does_not_hold_is_named(changed: dict[str, int], words: str) -> None:
+    """8 prompts of 100 in launches of 64: the first sequences decode while 12 more launches run."""
+    args = time_step.arguments(["e", "c", "--ctx", "100", "--steps", "9", "--rows", "8"])
+    args.drafts = ("auto", "2")
+    assert lockstep.tokens_made(8, 100, 9, 2, 64) == 13 + 3 * (lockstep.WARM + 9) + lockstep.SPARE
+    need = 100 + lockstep.tokens_made(8, 100, 9, 2, 64)
+    limits = replace(Limits(8, need, 8 * -(-need // 64), 99), **changed)
+    with pytest.raises(SystemExit, match=words) if words else nullcontext():
+        time_step.check_limits(limits, 64, args)
 
 
 def test_a_kept_token_takes_the_round_over_what_is_expected_to_be_kept() -> None:
