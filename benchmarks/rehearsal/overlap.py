@@ -1,12 +1,12 @@
 """What programmatic launches gain or lose in a decode step, and what a GB10's occupancy does to it.
 
 `python -m benchmarks.rehearsal.overlap ENGINE CONFIG --rows 1,8 --out FILE` replays a decode step
-as graphs of the same launches: as they are ("pdl"), and with none that begins before the one before
-has ended ("plain"); each also "loose": in a rehearsal (`SPARK_REHEARSE`) with blocks that have no
-more shared memory than they ask for, so that a larger multiprocessor holds more of them than that
-of the rehearsed GPU. Elsewhere all are loose, and those that are not have a multiprocessor for each
-block of a launch that has no more blocks than there are multiprocessors. Contexts are not computed
-(`steps.drawn`). Milliseconds.
+as graphs of the same launches, in milliseconds: as they are ("pdl"), and each after the end of the
+one before ("plain"). Both also "loose": in a rehearsal (`SPARK_REHEARSE`) blocks have no more
+shared memory than they ask for, so a larger multiprocessor holds more of them than the rehearsed
+GPU's.
+Elsewhere all are loose; those that are not have a multiprocessor for each block of a launch with no
+more blocks than there are multiprocessors. Contexts are not computed (`steps.drawn`).
 """
 
 import argparse

@@ -1,12 +1,11 @@
 """Time to the first token of a conversation's next turn: cold, warm, and after a restart.
 
-`python -m benchmarks.restart [ENGINE] [--tokens N] [--folder FOLDER]` (the embedded model and
-three quarters of its context by default) answers a prompt of N random tokens, then its next turn of
-40 more in memory; closes the engine, opens it again over the same `cache_dir`, and answers that
-turn there, once it has read what was used last, and again when memory has lost it; then once more
-without a cache. Prints seconds, the tokens that were not computed, and the quotients of restart and
-warm; the first is to be at most 1.5. The files are in the page cache: drop it before to measure the
-disk.
+`python -m benchmarks.restart [ENGINE] [--tokens N] [--folder FOLDER]` answers a prompt of N random
+tokens (default: the embedded model, three quarters of its context), then its next turn of 40 tokens
+from memory. It opens the engine again over the same `cache_dir` and answers that turn from what was
+read at the start, then from the files, then without a cache. Prints seconds, the tokens that were
+not computed, and the quotients of restart and warm, of which the first may be at most 1.5. The
+files are in the page cache: drop it first to measure the disk.
 """
 
 import argparse
