@@ -1,9 +1,11 @@
 """A folder with a tokenizer and a chat template that does what a message asks for, and its pool."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from spark_engine.engine_file import TOKENIZER
 from spark_engine.interface import Limits
@@ -31,6 +33,12 @@ def write(folder: Path, template: str = TEMPLATE) -> Path:
     small_tokenizer.write(folder / TOKENIZER)
     (folder / TOKENIZER / "chat_template.jinja").write_text(template)
     return folder
+
+
+def body(said: Any = "hi", size: int = 0) -> list[list[bytes]]:
+    """A chat's body, of at least `size` bytes."""
+    body = {"messages": [{"role": "user", "content": said}], "max_tokens": 2, "junk": "x" * size}
+    return [[json.dumps(body).encode()]]
 
 
 @contextmanager
