@@ -92,11 +92,7 @@ class Links:
         return moved
 
     def _receive(
-        self,
-        left: dict[int, memoryview],
-        taken: Mapping[int, bytearray],
-        head: bytes,
-        call: str,
+        self, left: dict[int, memoryview], taken: Mapping[int, bytearray], head: bytes, call: str
     ) -> bool:
         moved = False
         for rank in list(left):
