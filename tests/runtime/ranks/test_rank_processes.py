@@ -236,7 +236,7 @@ def test_a_rank_that_dies_ends_the_step_at_once_and_is_named(
     """In the middle of a step, between two calls of its layers."""
     monkeypatch.setattr(group, "ERROR_WAIT_S", SOON_S)
     assert engine.loaded.group is not None
-    links = engine.loaded.group.comm._links  # type: ignore[attr-defined]
+    links: Any = engine.loaded.group.comm
     calls, exchange = itertools.count(), links.exchange
 
     def dying(*given: Any) -> Any:
