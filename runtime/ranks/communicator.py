@@ -29,10 +29,10 @@ class LinkCommunicator(Links):
         self._ends: list[Callable[[], None]] = []
 
     def all_reduce(self, array: Array) -> Array:
-        return sum_of(self._parts("all_reduce", array))
+        return sum_of(self.parts(array, "all_reduce"))
 
     def all_gather(self, array: Array) -> Array:
-        return np.stack(self._parts("all_gather", array))
+        return np.stack(self.parts(array))
 
     def barrier(self) -> None:
         self.exchange("barrier", 0)
@@ -45,7 +45,8 @@ class LinkCommunicator(Links):
     def at_abort(self, work: Callable[[], None]) -> None:
         self._ends.append(work)
 
-    def _parts(self, what: str, array: Array) -> list[Array]:
+    def parts(self, array: Array, what: str = "all_gather") -> list[Array]:
+        """The arrays of all ranks, in order; `what` names the call."""
         own = np.ascontiguousarray(array).reshape(array.shape)
         found = self.exchange(what, own.nbytes, own.reshape(-1).view(np.uint8))
         parts = {k: np.frombuffer(v, own.dtype).reshape(own.shape) for k, v in found.items()}
