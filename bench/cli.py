@@ -32,7 +32,6 @@ from spark_engine.bench.load import Arrivals, Json, Load, LoadPlan
 from spark_engine.bench.lock import alone
 from spark_engine.bench.prompts import ConversationShape, draw, span
 from spark_engine.bench.target import ask, started
-from spark_engine.bench.timings import Server
 from spark_engine.command import check_writable, command
 from spark_engine.errors import OptionError
 from spark_engine.progress import Progress
@@ -211,8 +210,7 @@ def _arena(where: str, more: tuple[str, ...], options: Json) -> Json:
         if engine:
             url = stack.enter_context(started(engine, more, say))
         found = ask(url, options["model"], options["api_key"])
-        server = Server(found.url, found.model, options["api_key"])
-        clients = stack.enter_context(clients_module.Clients(server, 1))
+        clients = stack.enter_context(clients_module.Clients(found, 1))
         shown = stack.enter_context(Progress(sys.stderr))
         cells: list[Json] = []
         with shown.track("cells", len(grid.cells(found.most))) as step:
@@ -307,7 +305,6 @@ def _plan(engine: Path | None, cards: tuple[str, ...], options: Json) -> LoadPla
         processes=options["processes"] or max(1, min(8, (os.cpu_count() or 1) // 4)),
         targets=targets(options["wanted"]),
         seed=time.time_ns() % 2**32 if seed is None else seed,
-        api_key=options["api_key"],
         cards=cards,
     )
 
