@@ -59,7 +59,7 @@ _SHARED: tuple[click.Parameter, ...] = (  # of both commands
 )
 
 
-@click.group()
+@click.group(context_settings={"show_default": True})
 @click.version_option(package_name="spark-engine", prog_name="spark-bench")
 def main() -> None:
     """Load tests of servers, as their clients see them."""
@@ -73,9 +73,7 @@ def main() -> None:
 @click.option(
     "--bursts", type=COUNT, help="Bursts: this many arrivals at once, every --every seconds."
 )
-@click.option(
-    "--every", type=SECONDS, default=10.0, show_default=True, help="Seconds between bursts."
-)
+@click.option("--every", type=SECONDS, default=10.0, help="Seconds between bursts.")
 @click.option(
     "--stagger", type=SECONDS, default=0.0, help="Seconds between the arrivals of a burst."
 )
@@ -83,30 +81,21 @@ def main() -> None:
     "--requests",
     type=COUNT,
     default=64,
-    show_default=True,
     help="Requests of a run (conversations, with --turns or --replay).",
 )
 @click.option(
     "--prompts",
     type=click.Choice(["ids", "text"]),
     default="ids",
-    show_default=True,
     help="Prompts as random token ids, or as text of the tokenizer.",
 )
-@click.option("--input", default="512-2048", show_default=True, help="Prompt tokens, N or MIN-MAX.")
-@click.option("--output", default="64-256", show_default=True, help="Output tokens, N or MIN-MAX.")
+@click.option("--input", default="512-2048", help="Prompt tokens, N or MIN-MAX.")
+@click.option("--output", default="64-256", help="Output tokens, N or MIN-MAX.")
 @click.option(
     "--shared", type=click.IntRange(0), default=0, help="Prefix tokens that all prompts share."
 )
-@click.option(
-    "--turns", type=COUNT, default=1, show_default=True, help="Turns of each conversation."
-)
-@click.option(
-    "--turn-input",
-    default="64-256",
-    show_default=True,
-    help="New prompt tokens of each later turn.",
-)
+@click.option("--turns", type=COUNT, default=1, help="Turns of each conversation.")
+@click.option("--turn-input", default="64-256", help="New prompt tokens of each later turn.")
 @click.option("--pause", type=SECONDS, default=0.0, help="Seconds before each later turn.")
 @click.option(
     "--tokenizer",
@@ -131,11 +120,7 @@ def main() -> None:
     help="Goodput target: ttft=500, itl=50, tpot or e2e. May be repeated.",
 )
 @click.option(
-    "--repeats",
-    type=COUNT,
-    default=3,
-    show_default=True,
-    help="Number of runs; the report shows their spread.",
+    "--repeats", type=COUNT, default=3, help="Number of runs; the report shows their spread."
 )
 @click.option("--warm", type=click.IntRange(0), default=8, help="Warm-up requests, not counted.")
 @click.option(
@@ -168,20 +153,15 @@ def serve(target: str, more: tuple[str, ...], **options: Any) -> None:
 @click.option(
     "--depth",
     default=",".join(map(str, arena.DEPTHS)),
-    show_default=True,
     help="Lengths of the context before each prompt, in tokens.",
 )
 @click.option(
-    "--streams",
-    default=",".join(map(str, arena.STREAMS)),
-    show_default=True,
-    help="Numbers of requests at once.",
+    "--streams", default=",".join(map(str, arena.STREAMS)), help="Numbers of requests at once."
 )
 @click.option(
     "--repeats",
     type=COUNT,
     default=3,
-    show_default=True,
     help="Runs of each cell; the table has their medians.",
 )
 def run_arena(target: str, more: tuple[str, ...], **options: Any) -> None:
