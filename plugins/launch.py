@@ -179,10 +179,6 @@ def defines(macros: Macros) -> tuple[tuple[str, str], ...]:
     return tuple((n, repr(v) if isinstance(v, float) else str(int(v))) for n, v in macros.items())
 
 
-def _never(node: Node) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class Candidate:
     """A `Tactic` before it is bound to an op; it names the operands of its nodes.
@@ -195,7 +191,7 @@ class Candidate:
     source: str
     plan: Callable[[Node], Plan]
     cost: Callable[[Node], float]
-    refuse: Callable[[Node], str | None] = _never
+    refuse: Callable[[Node], str | None] = lambda node: None
     reduction: Callable[[Node], str | None] | None = None
     why: str = ""
     form: str = ""
