@@ -50,7 +50,7 @@ def projection_parts(model: Model, module: str, scheme: Scheme) -> dict[str, Rec
     stored = recipes.verified(read(scale), "signed_scale")
     scales = made(recipes.cast(stored), DType.F32, wide, widen)
     if scheme.symmetric:
-        zeros = made(scales, DType.F32, wide, lambda values: np.full_like(values, 8))
+        zeros = made(scales, DType.F32, wide, _eights)
     else:
         zeros = made(read(zero), DType.F32, wide, _Zeros(dialect, rows, widen))
     pairs = made(scales, DType.F32, (rows, 2 * wide[1]), int4.paired, zeros)
@@ -144,3 +144,7 @@ class _Zeros:
             zeros = _unpacked(words, _AWQ if self.dialect is Dialect.AWQ else None)[:, : self.rows]
         less = 1 if self.dialect is Dialect.GPTQ else 0
         return self.widen(zeros.astype(np.float32) + less) % 16
+
+
+def _eights(scales: Array) -> Array:
+    return np.full_like(scales, 8)
