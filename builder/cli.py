@@ -46,7 +46,7 @@ from spark_engine.models.open_model import read_description
 from spark_engine.progress import Progress
 
 COLLECTIONS = 100_000, 20, 20  # rare: nearly all of what a build makes lives until its end
-PARSERS = {  # of options that are more than a number or a name
+PARSERS: dict[str, Callable[[str], object]] = {  # of options that are more than a number or a name
     "decode": partial(parse_sizes, "--decode"),
     "prefill": partial(parse_sizes, "--prefill"),
     "verify": partial(parse_rounds, "--verify"),
