@@ -20,8 +20,7 @@ HEALTHY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 @asynccontextmanager
 async def raw(says: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
     """A server that gives every request except health checks this answer, and closes; its received
-    bytes.
-    """
+    bytes."""
     came: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
