@@ -158,8 +158,7 @@ def run(
 def front(urls: tuple[str, ...], route_by: str, ray: str | None, **values: Any) -> None:
     """Starts a front for the servers at URL, or for the replicas of `run` in the cluster --ray.
 
-    A URL is http://HOST:PORT, or dns://NAME:PORT for all addresses of a name. They do not
-    need Ray.
+    A URL is http://HOST:PORT, or dns://NAME:PORT for all addresses of a name. They do not need Ray.
     """
     with standard_error(LogFormat(values["log_format"])), command(NAME):
         from spark_engine.runtime.replicas.fleet import listed
