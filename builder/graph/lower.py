@@ -110,6 +110,7 @@ def facts_of(model: Model) -> ModelFacts:
         vision=model.vision_note or model.vision or "",
         vision_bytes=_bytes_of(model, of_tower & tensors.keys()),
         hidden=config.hidden,
+        experts=config.moe is not None,
     )
 
 

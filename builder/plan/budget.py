@@ -69,5 +69,7 @@ def cpu_snapshots(needs: Needs, seqs: int, cache: int | None = None) -> int:
     return min(max(CPU_FEW, CPU_EACH * seqs), CPU_CACHE // needs.snapshot)
 
 
-def prefill(target: Target) -> tuple[int, ...]:
-    return LARGE_PREFILL if target.large_shared else PREFILL
+def prefill(target: Target, experts: bool = False) -> tuple[int, ...]:
+    """Tokens of the default buckets. Of 8,192 tokens each of 256 experts has two whole tiles."""
+    large = (*LARGE_PREFILL, 8192) if experts else LARGE_PREFILL
+    return large if target.large_shared else PREFILL

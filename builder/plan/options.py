@@ -118,6 +118,7 @@ class ModelFacts:
     vision: VisionInfo | str = ""  # how it reads images, or why it reads none
     vision_bytes: int = 0  # of the tower, which are not among the others
     hidden: int = 0
+    experts: bool = False
 
     def needs(
         self,
@@ -131,9 +132,9 @@ class ModelFacts:
         """The sizes in bytes at these dtypes; a sequence also has a count for each id of the
         vocabulary.
 
-        With drafts it also has more records, columns of its convolutions and positions; logits for
-        each draft, which are next to the largest bucket's; and the head's part of the KV cache.
-        With `suffix` a page also has the ids of its tokens.
+        With drafts it also has more records, columns of its convolutions, positions, logits for
+        each draft, next to the largest bucket's, and the head's part of the KV cache; with `suffix`
+        a page has the ids of its tokens.
         """
         kept = self.state_width * precision.state.itemsize
         kept += 4 * ring_records(ring, drafts) * self.record_width
@@ -212,7 +213,7 @@ def resolve(options: Options, facts: ModelFacts) -> BuildPlan:
     snapshots = 0 if gpu else budget.cpu_snapshots(needs, seqs, cache)
     more = {"pages": pages, "gdn_ring": ring, "drafts": drafts.drafts, "snapshots": snapshots}
     limits = replace(limits, **more, image_rows=images.rows, suffix=suffix)
-    buckets = _buckets(options, limits, gpu, images.patches)
+    buckets = _buckets(options, limits, gpu, images.patches, facts.experts)
     return BuildPlan(
         target, limits, precision, buckets, options.fuse, options.debug,
         (*drafts.notes, *note), options.timing, options.invariant, gpu, drafts.head,
@@ -318,10 +319,10 @@ def _dtype(option: str, name: str, legal: tuple[str, ...]) -> DType:
 
 
 def _buckets(
-    options: Options, limits: Limits, gpu: Target | None, vision: tuple[int, ...]
+    options: Options, limits: Limits, gpu: Target | None, vision: tuple[int, ...], experts: bool
 ) -> Buckets:
-    prefill = budget.prefill(gpu) if gpu and options.prefill is None else options.prefill
     decode, verify = options.decode, options.verify
+    prefill = budget.prefill(gpu, experts) if gpu and options.prefill is None else options.prefill
     if gpu and decode is None:
         decode = fine_decode_rows(limits.max_seqs)
     if gpu is None and verify is None:
@@ -331,8 +332,7 @@ def _buckets(
 
 
 def _finer(options: Options, limits: Limits, gpu: Target | None) -> tuple[Size, ...]:
-    """The finer sizes of families without an option for their sizes. None if all buckets must agree
-    on their bits."""
+    """Finer sizes of families without an option for theirs; none if all buckets must agree."""
     if gpu is None or options.invariant:
         return ()
     most = max(budget.prefill(gpu))

@@ -56,10 +56,9 @@ DEVICE int lane_column(int lane) {
 DEVICE float column_maxima(const float (&s)[SCORED][4], int lane) {
   float m[8];
 #pragma unroll
-  for (int i = 0; i < 8; i++) {
+  for (int i = 0; i < 8; i++)
     m[i] = i < 2 * SCORED ? fmaxf(s[i / 2 % SCORED][i % 2], s[i / 2 % SCORED][2 + i % 2])
                           : minus_infinity();
-  }
 #pragma unroll
   for (int half = 4; half; half /= 2) {
     const bool upper = lane & 4 * half;
@@ -203,9 +202,7 @@ DEVICE void raise_references(References& x, const Scorer& scorer, const float (&
 #pragma unroll
   for (int k = 0; k < STEP_TILES; k++) {
     const float next = raised(x.peaks[k][own], log2_scale, top);
-    if (writes && k == mine) {
-      x.tops[k][own] = next, x.factors[k][own] = exp2_fast(top - next);
-    }
+    if (writes && k == mine) x.tops[k][own] = next, x.factors[k][own] = exp2_fast(top - next);
     top = next;
   }
   if (mine == STEP_TILES - 1 && writes) x.top[own] = top;

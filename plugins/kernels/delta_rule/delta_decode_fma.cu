@@ -129,9 +129,7 @@ DEVICE void go_over(Shared& s, uint4 (&raw)[ACCESSES], int first, int head, cons
     }
     at.delta += ROWS, at.decay += G * RECORDS;
     phase = phase == MAX_LAG ? 0 : phase + 1;
-    if (i == behind && folded) {
-      store_chunk(to, raw, lane);
-    }
+    if (i == behind && folded) store_chunk(to, raw, lane);
   }
 }
 #endif

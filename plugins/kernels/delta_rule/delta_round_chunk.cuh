@@ -103,6 +103,7 @@ DEVICE void go_over(Shared& s, uint4 (&raw)[ACCESSES], int first, int head, cons
     if (t == i) s.deltas[start + i][row] = x, s.deltas[start + i][row + 8] = y;
     if (t >= i) add(x, y, by[0].by_age[age - 1], t == i ? by->dot : by[1].by_age[age - 1]);
   }
+  __syncwarp();  // with three tokens, two lanes have read a value
   if (t < p.tokens) value[0] = c[1], value[8] = c[3];
   __syncwarp();
   if (last < 0) return;

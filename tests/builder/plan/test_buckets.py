@@ -213,6 +213,10 @@ def test_a_gpus_memory_is_shared_out() -> None:
     assert [s.rows for s in plan.buckets.decode] == [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128]
     tokens = [s.dims["tokens"] for s in plan.buckets.prefill]
     assert tokens == [64, 128, 256, 512, 1024, 2048, 4096]
+    mixture = resolve(Options(target="sm_90a"), replace(DENSE, experts=True))
+    assert mixture.buckets.prefill[-1].dims["tokens"] == 8192
+    small = resolve(Options(target="sm_121a"), replace(DENSE, experts=True))
+    assert small.buckets.prefill[-1].dims["tokens"] == 1024
     kv = (limits.pages + 1) * limits.page_size * DENSE.kv_token_width
     states = 129 * (37748736 * 4 + 1474560 * 2 + 248320 * 4)
     total = kv + states + int(1.05 * DENSE.weight_bytes) + budget.WORKSPACE

@@ -22,7 +22,7 @@ from tests.models import nvidia_configs  # noqa: E402
 from tests.repository import ROOT  # noqa: E402
 
 FORMATS = ("bf16", "fp8", "fp8_block", "nvfp4", "nvfp4_a4", "modelopt_mixed", "published")
-ROWS: dict[str, Any] = {"decode": (1, 128), "prefill": (4096,), "max_seqs": 128, "drafts": 3}
+ROWS: dict[str, Any] = {"decode": (1, 128), "prefill": (8192,), "max_seqs": 128, "drafts": 3}
 ROWS |= {"verify": ((1, 1), (128, 3))}
 GROUP = 4  # layers; the first two are alike, but the published files name layers by number
 GROWN = ("attention_decode", "moe_router", "grouped_moe", "moe_norm_quant")

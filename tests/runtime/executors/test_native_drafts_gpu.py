@@ -7,6 +7,7 @@ rows.
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,8 @@ STORY = (
     "took it to the river. The water was warm and the sun was high. "
 )
 Said = dict[int, list[tuple[int, float | None]]]
+# A cache that lets the engines of several workers share a card; no swap.
+ALONE = EngineOptions(depth=1, swap_bytes=0, cache_bytes=2 << 30)
 
 
 FORMATS = ("bf16", "fp8_block", "ct_fp8_channel", "nvfp4_a4", "gptq", "ct_int4")
@@ -125,7 +128,7 @@ def play(engine: Engine, given: list[Request]) -> list[list[tuple[int, float | N
 
 def test_64_ragged_requests_with_drafts_are_their_solo_runs_without(folder: Path) -> None:
     """Of head and drafter together also preempted, and behind prefixes that others left."""
-    with_drafts = Engine.open(folder, EngineOptions(depth=1, swap_bytes=0))
+    with_drafts = Engine.open(folder, ALONE)
     choice, rng = with_drafts.scheduler.depth, random.Random(5)
     depths = [0, *(k for k, rows in enumerate(with_drafts.scheduler.sizes.verify, 1) if rows)]
     inner = choice.choose
@@ -140,7 +143,7 @@ def test_64_ragged_requests_with_drafts_are_their_solo_runs_without(folder: Path
     together = play(with_drafts, given)
     stats = with_drafts.stats()
     with_drafts.close()
-    without = Engine.open(folder, EngineOptions(depth=1, swap_bytes=0, drafts=0))
+    without = Engine.open(folder, replace(ALONE, drafts=0))
     alone = [play(without, [request])[0] for request in given]
     without.close()
     assert together == alone
