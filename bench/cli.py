@@ -32,7 +32,6 @@ from spark_engine.bench.load import Arrivals, Json, Load, LoadPlan
 from spark_engine.bench.lock import alone
 from spark_engine.bench.prompts import ConversationShape, draw, span
 from spark_engine.bench.target import ask, started
-from spark_engine.bench.timings import Server
 from spark_engine.command import check_writable, command
 from spark_engine.errors import OptionError
 from spark_engine.progress import Progress
@@ -60,7 +59,7 @@ _SHARED: tuple[click.Parameter, ...] = (  # of both commands
 )
 
 
-@click.group()
+@click.group(context_settings={"show_default": True})
 @click.version_option(package_name="spark-engine", prog_name="spark-bench")
 def main() -> None:
     """Load tests of servers, as their clients see them."""
@@ -74,9 +73,7 @@ def main() -> None:
 @click.option(
     "--bursts", type=COUNT, help="Bursts: this many arrivals at once, every --every seconds."
 )
-@click.option(
-    "--every", type=SECONDS, default=10.0, show_default=True, help="Seconds between bursts."
-)
+@click.option("--every", type=SECONDS, default=10.0, help="Seconds between bursts.")
 @click.option(
     "--stagger", type=SECONDS, default=0.0, help="Seconds between the arrivals of a burst."
 )
@@ -84,30 +81,21 @@ def main() -> None:
     "--requests",
     type=COUNT,
     default=64,
-    show_default=True,
     help="Requests of a run (conversations, with --turns or --replay).",
 )
 @click.option(
     "--prompts",
     type=click.Choice(["ids", "text"]),
     default="ids",
-    show_default=True,
     help="Prompts as random token ids, or as text of the tokenizer.",
 )
-@click.option("--input", default="512-2048", show_default=True, help="Prompt tokens, N or MIN-MAX.")
-@click.option("--output", default="64-256", show_default=True, help="Output tokens, N or MIN-MAX.")
+@click.option("--input", default="512-2048", help="Prompt tokens, N or MIN-MAX.")
+@click.option("--output", default="64-256", help="Output tokens, N or MIN-MAX.")
 @click.option(
     "--shared", type=click.IntRange(0), default=0, help="Prefix tokens that all prompts share."
 )
-@click.option(
-    "--turns", type=COUNT, default=1, show_default=True, help="Turns of each conversation."
-)
-@click.option(
-    "--turn-input",
-    default="64-256",
-    show_default=True,
-    help="New prompt tokens of each later turn.",
-)
+@click.option("--turns", type=COUNT, default=1, help="Turns of each conversation.")
+@click.option("--turn-input", default="64-256", help="New prompt tokens of each later turn.")
 @click.option("--pause", type=SECONDS, default=0.0, help="Seconds before each later turn.")
 @click.option(
     "--tokenizer",
@@ -132,11 +120,7 @@ def main() -> None:
     help="Goodput target: ttft=500, itl=50, tpot or e2e. May be repeated.",
 )
 @click.option(
-    "--repeats",
-    type=COUNT,
-    default=3,
-    show_default=True,
-    help="Number of runs; the report shows their spread.",
+    "--repeats", type=COUNT, default=3, help="Number of runs; the report shows their spread."
 )
 @click.option("--warm", type=click.IntRange(0), default=8, help="Warm-up requests, not counted.")
 @click.option(
@@ -169,20 +153,15 @@ def serve(target: str, more: tuple[str, ...], **options: Any) -> None:
 @click.option(
     "--depth",
     default=",".join(map(str, arena.DEPTHS)),
-    show_default=True,
     help="Lengths of the context before each prompt, in tokens.",
 )
 @click.option(
-    "--streams",
-    default=",".join(map(str, arena.STREAMS)),
-    show_default=True,
-    help="Numbers of requests at once.",
+    "--streams", default=",".join(map(str, arena.STREAMS)), help="Numbers of requests at once."
 )
 @click.option(
     "--repeats",
     type=COUNT,
     default=3,
-    show_default=True,
     help="Runs of each cell; the table has their medians.",
 )
 def run_arena(target: str, more: tuple[str, ...], **options: Any) -> None:
@@ -211,8 +190,7 @@ def _arena(where: str, more: tuple[str, ...], options: Json) -> Json:
         if engine:
             url = stack.enter_context(started(engine, more, say))
         found = ask(url, options["model"], options["api_key"])
-        server = Server(found.url, found.model, options["api_key"])
-        clients = stack.enter_context(clients_module.Clients(server, 1))
+        clients = stack.enter_context(clients_module.Clients(found, 1))
         shown = stack.enter_context(Progress(sys.stderr))
         cells: list[Json] = []
         with shown.track("cells", len(grid.cells(found.most))) as step:
@@ -307,7 +285,6 @@ def _plan(engine: Path | None, cards: tuple[str, ...], options: Json) -> LoadPla
         processes=options["processes"] or max(1, min(8, (os.cpu_count() or 1) // 4)),
         targets=targets(options["wanted"]),
         seed=time.time_ns() % 2**32 if seed is None else seed,
-        api_key=options["api_key"],
         cards=cards,
     )
 

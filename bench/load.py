@@ -119,5 +119,4 @@ class LoadPlan:
     processes: int
     targets: Targets
     seed: int
-    api_key: str | None = None
     cards: tuple[str, ...] = ("0",)  # GPUs with logged clocks and power, by nvidia-smi's names

@@ -11,14 +11,13 @@ from spark_engine.bench import machine
 from spark_engine.bench.clients import Clients
 from spark_engine.bench.figures import figures, spread
 from spark_engine.bench.load import Json, Load, LoadPlan
-from spark_engine.bench.target import TestedServer
 from spark_engine.bench.timings import Server
 from spark_engine.errors import OptionError
 from spark_engine.progress import Progress
 
 
 def measure(
-    target: TestedServer,
+    target: Server,
     plan: LoadPlan,
     shown: Progress,
     keep: Callable[[Json], None] = lambda _: None,
@@ -31,7 +30,6 @@ def measure(
     if plan.longest and target.most and plan.longest > target.most:
         words = f"a request may reach {plan.longest} tokens; {target.url} holds {target.most}"
         raise OptionError(f"{words}: give a smaller --input, --output, --turns or --shared")
-    server = Server(target.url, target.model, plan.api_key)
     runs: list[Json] = []
     head = {
         "model": target.model,
@@ -46,7 +44,7 @@ def measure(
         "repeats": plan.repeats,
     }
     result: Json = {}
-    with Clients(server, plan.processes) as clients:
+    with Clients(target, plan.processes) as clients:
         if plan.warm:
             shown.say("warming up")
             warm = plan.draw(_random(plan.seed, -1), f"Run {plan.seed} 0.")
@@ -72,7 +70,7 @@ def _random(seed: int, run: int) -> random.Random:
     return random.Random(f"{seed} {run}")
 
 
-def _refuse_failure(row: Json, target: TestedServer) -> None:
+def _refuse_failure(row: Json, target: Server) -> None:
     """A run in which nothing succeeded measures nothing."""
     if row["failed"] == row["requests"]:
         first = next(iter(row["errors"]), "nothing was asked")

@@ -13,11 +13,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from spark_engine.bench.timings import Server
 from spark_engine.errors import EngineError, OptionError
 
 STOP_S = 60.0  # seconds: a server that writes a profile ends slowly
@@ -27,16 +27,6 @@ QUEUE = "4096"  # requests that may wait: the server must refuse none
 _SERVING = re.compile(r"serving .* on (http://\S+)")
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy, as the clients
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class TestedServer:
-    """A server: its model, the most tokens of a request, and its version."""
-
-    url: str
-    model: str
-    most: int | None
-    version: str | None
 
 
 @contextmanager
@@ -69,7 +59,7 @@ def _leave(number: int, _frame: object) -> None:
     sys.exit(128 + number)
 
 
-def ask(url: str, model: str | None, api_key: str | None) -> TestedServer:
+def ask(url: str, model: str | None, api_key: str | None) -> Server:
     """The server at `url`. Raises OptionError."""
     rows = _get(f"{url}/v1/models", api_key).get("data") or []
     if not (isinstance(rows, list) and all(isinstance(r, dict) and "id" in r for r in rows)):
@@ -85,7 +75,8 @@ def ask(url: str, model: str | None, api_key: str | None) -> TestedServer:
     except OptionError:  # not every server has this endpoint
         version = None
     most = served[name].get("max_model_len")
-    return TestedServer(url, name, most if type(most) is int else None, version)
+    most = most if type(most) is int else None
+    return Server(url, name, api_key, most=most, version=version)
 
 
 def _wait(process: subprocess.Popen[str], say: Say) -> str:

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Server:
-    """The server to send requests to."""
+    """The server to send requests to: its model, the most tokens of a request, its version."""
 
     url: str
     model: str
     api_key: str | None = None
     timeout_s: float = 600.0  # seconds without a byte
+    most: int | None = None
+    version: str | None = None
 
 
 @dataclass

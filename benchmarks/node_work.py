@@ -28,19 +28,12 @@ TOUCHES = ("mark_tokens", "accept_drafts", "round_rows", "shift_ids", "draft_tok
 
 @dataclass(frozen=True)
 class Amounts:
-    """One node's amounts.
+    """One node's amounts."""
 
-    Attributes:
-        cold: bytes that come from or go to DRAM, whatever the cache.
-        warm: bytes of each activation that it reads or writes.
-        ops: multiplications and additions.
-        kind: what is multiplied: "bf16", "e4m3", "nvfp4"; "" where no tensor core is used.
-    """
-
-    cold: float
-    warm: tuple[float, ...] = ()
-    ops: float = 0.0
-    kind: str = ""
+    cold: float  # bytes that come from or go to DRAM, whatever the cache
+    warm: tuple[float, ...] = ()  # bytes of each activation that it reads or writes
+    ops: float = 0.0  # multiplications and additions
+    kind: str = ""  # what is multiplied: "bf16", "e4m3", "nvfp4"; "" where no tensor core is used
 
     def dram(self, l2_bytes: float) -> float:
         """Bytes of DRAM traffic with an L2 cache of that size."""
@@ -93,10 +86,6 @@ def _gather(work: Work) -> Amounts:
 def _touch(work: Work) -> Amounts:
     """A few bytes of a table's rows; what it is given may be large."""
     return Amounts(0.0, tuple(float(s.nbytes) for s in _activations(work)))
-
-
-def _sample(work: Work) -> Amounts:
-    return Amounts(0.0, (float(_named(work)["logits"].nbytes),))
 
 
 def _experts(work: Work) -> Amounts:
@@ -197,7 +186,7 @@ def _append(work: Work) -> Amounts:
 _RULES: dict[str, Callable[[Work], Amounts]] = {
     **dict.fromkeys(GATHERS, _gather),
     **dict.fromkeys(TOUCHES, _touch),
-    "sample": _sample,
+    "sample": lambda work: Amounts(0.0, (float(_named(work)["logits"].nbytes),)),
     "moe_router": _router,
     "grouped_moe": _experts,
     "moe_norm_quant": _experts,

@@ -54,9 +54,9 @@ def rows_of(path: Path, state: str = STATE) -> dict[tuple[str, int], Row]:
 
 
 def baselines() -> dict[str, dict[tuple[str, int], Row]]:
-    """vLLM's rows by its version, oldest first."""
+    """vLLM's rows by its name and version, oldest first."""
     files = sorted((ROOT / "benchmarks" / "baselines").glob("vllm_*_h200.json"))
-    return {path.name.split("_")[1]: rows_of(path, THEIR_STATE) for path in files}
+    return {f"vLLM {path.name.split('_')[1]}": rows_of(path, THEIR_STATE) for path in files}
 
 
 def decode() -> str:
@@ -68,7 +68,7 @@ def decode() -> str:
         aims = dict(zip(BATCHES, AIMS[model], strict=True))
         cells = [_decode_cells(row, aims, theirs) for row in found]
         columns = ["sequences", "Spark", "tokens/s", "byte floor", "floor/Spark", "aim"]
-        parts += [f"{NAMES[model]}, ms a step:", table([*columns, *_versions(theirs)], cells)]
+        parts += [f"{NAMES[model]}, ms a step:", table([*columns, *theirs], cells)]
         parts.append(_measured(found))
     return "\n\n".join(parts)
 
@@ -163,7 +163,7 @@ def _kept_cell(rows: _Drafted, npl: int, k: int | str, asked: tuple[float, ...])
 
 def other() -> str:
     """Prefill, start and memory of the same engines and of vLLM's."""
-    everyone = {"Spark": rows_of(DEFAULT), **_named(baselines())}
+    everyone = {"Spark": rows_of(DEFAULT), **baselines()}
     columns = ["", *(f"prefill tokens/s at {npl}" for npl in BATCHES)]
     cells = []
     for model, name in NAMES.items():
@@ -212,12 +212,12 @@ def short() -> str:
     """The README's: a row for each model with ours, ours with drafts, and vLLM's newest."""
     ours, cells = rows_of(DEFAULT), []
     for model, name in NAMES.items():
-        theirs = {version: rows for version, rows in baselines().items() if (model, 1) in rows}
-        version, newest = list(theirs.items())[-1]
+        theirs = {system: rows for system, rows in baselines().items() if (model, 1) in rows}
+        system, newest = list(theirs.items())[-1]
         cells.append(_short(f"{name}, Spark", model, ours))
         if kept := _with_drafts(model):
             cells.append([f"{name}, Spark with drafts", *kept, "", ""])
-        cells.append(_short(f"{name}, vLLM {version}", model, newest))
+        cells.append(_short(f"{name}, {system}", model, newest))
     return table(["", *map(str, BATCHES), f"prefill tokens/s at {BATCHES[-1]}", "start"], cells)
 
 
@@ -241,14 +241,6 @@ def _with_drafts(model: str) -> list[str]:
 
 def _rates(acceptance: Iterable[float]) -> str:
     return " / ".join(f"{rate:.0%}" for rate in acceptance)
-
-
-def _named(theirs: Mapping[str, dict[tuple[str, int], Row]]) -> dict[str, Any]:
-    return {f"vLLM {version}": rows for version, rows in theirs.items()}
-
-
-def _versions(theirs: Iterable[str]) -> list[str]:
-    return [f"vLLM {version}" for version in theirs]
 
 
 def _cell(row: Row | None, key: str, form: str) -> str:

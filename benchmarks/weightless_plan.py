@@ -41,22 +41,15 @@ LAYER = re.compile(r"(?<![a-z])(layers|draft|blocks)\.\d+\.")
 
 @dataclass(frozen=True)
 class Node:
-    """One node of a bucket.
+    """One node of a bucket."""
 
-    Attributes:
-        label: its name without the number of its layer: "layers.*.mlp.gate_up".
-        op, tactic: what runs it.
-        symbols: the kernels of its launches.
-        amounts: what it moves and computes.
-        cost: seconds by which the tactic was chosen.
-    """
-
-    label: str
+    label: str  # its name without the number of its layer: "layers.*.mlp.gate_up"
+    # op and tactic: what runs it.
     op: str
     tactic: str
-    symbols: tuple[str, ...]
-    amounts: Amounts
-    cost: float
+    symbols: tuple[str, ...]  # the kernels of its launches
+    amounts: Amounts  # what it moves and computes
+    cost: float  # seconds by which the tactic was chosen
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -45,6 +46,14 @@ from spark_engine.models.open_model import read_description
 from spark_engine.progress import Progress
 
 COLLECTIONS = 100_000, 20, 20  # rare: nearly all of what a build makes lives until its end
+PARSERS: dict[str, Callable[[str], object]] = {  # of options that are more than a number or a name
+    "decode": partial(parse_sizes, "--decode"),
+    "prefill": partial(parse_sizes, "--prefill"),
+    "verify": partial(parse_rounds, "--verify"),
+    "rope_scaling": parse_rope_scaling,
+    "drafts": parse_drafts,
+    "draft_vocab": parse_vocab,
+}
 Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
@@ -242,20 +251,14 @@ class _Build(click.Command):
 def main(
     checkpoint: Path | None,
     output: Path | None,
-    decode: str | None,
-    prefill: str | None,
-    verify: str | None,
     executor: str,
     target: str,
-    drafts: str,
-    draft_vocab: str,
-    rope_scaling: str | None,
     no_fuse: bool,
     record: bool | None,
     lists: bool,
     as_json: bool,
     device: int | None,
-    **rest: object,
+    **rest: Any,
 ) -> None:
     """Compiles the Hugging Face folder CHECKPOINT into an engine folder.
 
@@ -275,24 +278,15 @@ def main(
     gc.set_threshold(*COLLECTIONS)
     with command("spark-build"):
         choose(os.environ, device)
-        sizes = {
-            "decode": parse_sizes("--decode", decode) if decode is not None else None,
-            "prefill": parse_sizes("--prefill", prefill) if prefill is not None else None,
+        given = {
+            name: parse(rest[name]) for name, parse in PARSERS.items() if rest[name] is not None
         }
-        scaling = parse_rope_scaling(rope_scaling) if rope_scaling is not None else None
-        parsed = {
-            "rope_scaling": scaling,
-            "verify": parse_rounds("--verify", verify) if verify is not None else None,
-            "drafts": parse_drafts(drafts),
-            "draft_vocab": parse_vocab(draft_vocab),
-        }
-        target = target_for(executor, target)
-        options = Options(target, fuse=not no_fuse, **sizes, **parsed, **rest)  # type: ignore[arg-type]
+        options = Options(target_for(executor, target), fuse=not no_fuse, **{**rest, **given})
         with Progress(sys.stderr) as shown:
             if hub is not None:
                 gpu_of(options)  # a wrong option is reported before a download
                 check_destination(folder)
-                described = partial(read_description, rope_scaling=scaling)
+                described = partial(read_description, rope_scaling=options.rope_scaling)
                 checkpoint = fetch(hub, shown, described, folder)
             report = build(checkpoint, folder, options, shown.say, shown.advance, record)
         if as_json:

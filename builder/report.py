@@ -18,20 +18,14 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @dataclass(frozen=True)
 class BuildReport:
-    """The outcome of a build; `built` is False if the engine was up to date.
-
-    Attributes:
-        seconds: by stage.
-        peak_rss: bytes, mapped files included.
-        peak_anonymous: bytes that no file backs, the maximum while weights were written.
-    """
+    """The outcome of a build; `built` is False if the engine was up to date."""
 
     manifest: Manifest
     built: bool
-    seconds: dict[str, float]
-    peak_rss: int
+    seconds: dict[str, float]  # by stage
+    peak_rss: int  # bytes, mapped files included
     notes: tuple[str, ...] = ()
-    peak_anonymous: int = 0
+    peak_anonymous: int = 0  # bytes that no file backs, the maximum while weights were written
 
 
 def show_report(

@@ -26,14 +26,13 @@ from spark_engine.hints import extra
 from spark_engine.progress import Progress
 
 
-@click.command()
+@click.command(context_settings={"show_default": True})
 @click.argument("engine", type=click.Path(path_type=Path))
 @click.option("--against", type=click.Path(path_type=Path), help="A checkpoint or an engine.")
 @click.option(
     "--level",
     type=click.Choice(["op", "layer", "model", "text", "record", "all"]),
     default="all",
-    show_default=True,
     help="What is compared (see above).",
 )
 @click.option(
@@ -44,7 +43,7 @@ from spark_engine.progress import Progress
     "a text differs.",
 )
 @click.option("--device", type=click.IntRange(0), metavar="N", help=HELP)
-@click.option("--seed", default=0, help="Seed of the random prompts.", show_default=True)
+@click.option("--seed", default=0, help="Seed of the random prompts.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.version_option(package_name="spark-engine", prog_name="spark-check")
 @click.pass_context

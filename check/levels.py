@@ -187,8 +187,8 @@ def check_record(loaded: Loaded) -> Level | str:
     for name, wanted in kept.md5.items():
         same = found.get(name) == wanted
         finding = Finding(name, "greedy text")
-        words = "other tokens than when it was built"
-        finding.add(Verdict(name, same, "" if same else words, hard=not same), found.get(name, ""))
+        words = "" if same else "other tokens than when it was built"
+        finding.add(Verdict(name, words, hard=not same), found.get(name, ""))
         level.findings.append(finding)
     level.settle(lambda f: f.name, 0)
     return level

@@ -47,17 +47,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Buffers:
-    """A bucket's three ranges of memory.
+    """A bucket's three ranges of memory."""
 
-    Attributes:
-        steps: what the host writes for every step; one range per bucket.
-        outputs: what the host reads after every step; one range per bucket.
-        wide: outputs that only `run` reads; buckets share one range, since they run one after
-            the other.
-    """
-
-    steps: Block
-    outputs: Block
+    steps: Block  # what the host writes for every step; one range per bucket
+    outputs: Block  # what the host reads after every step; one range per bucket
+    # Outputs that only `run` reads; buckets share one range, since they run one after the other.
     wide: Block
 
     @classmethod

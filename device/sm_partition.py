@@ -16,19 +16,12 @@ from spark_engine.errors import ExecutorError
 
 @dataclass(frozen=True)
 class SmPartition:
-    """The multiprocessors that a process uses.
+    """The multiprocessors that a process uses."""
 
-    Attributes:
-        context: current in every thread that uses the GPU.
-        stream: all work is queued on it.
-        multiprocessors: how many run the launches.
-        kind: "whole" or "green context".
-    """
-
-    context: Any
-    stream: Any
-    multiprocessors: int
-    kind: str
+    context: Any  # current in every thread that uses the GPU
+    stream: Any  # all work is queued on it
+    multiprocessors: int  # how many run the launches
+    kind: str  # "whole" or "green context"
 
 
 def whole(device: Any, context: Any, undo: ExitStack) -> SmPartition:
@@ -41,8 +34,7 @@ def whole(device: Any, context: Any, undo: ExitStack) -> SmPartition:
 
 def partition(device: Any, count: int, undo: ExitStack) -> SmPartition:
     """`count` multiprocessors; makes the context of the partition current. `undo` releases
-    everything. Raises ExecutorError if the GPU has fewer, or the driver makes no such partition.
-    """
+    everything. Raises ExecutorError if the GPU has fewer, or the driver makes no such partition."""
     there = attribute(device, "MULTIPROCESSOR_COUNT")
     if count > there:
         raise ExecutorError(

@@ -13,19 +13,13 @@ from spark_engine.errors import EngineError
 
 @dataclass(frozen=True)
 class TrtPayload:
-    """One bucket.
+    """One bucket."""
 
-    Attributes:
-        engine: TensorRT-RTX's engine of the network up to the logits.
-        behind: an ONNX model of what runs on the host after it.
-        outputs: names of the engine's outputs; that of an updated state ends with `.out`.
-        version: of the TensorRT-RTX that built the engine; empty if unknown.
-    """
-
-    engine: bytes
-    behind: bytes
+    engine: bytes  # TensorRT-RTX's engine of the network up to the logits
+    behind: bytes  # an ONNX model of what runs on the host after it
+    # Names of the engine's outputs; that of an updated state ends with `.out`.
     outputs: tuple[str, ...]
-    version: str = ""
+    version: str = ""  # of the TensorRT-RTX that built the engine; empty if unknown
 
     def encode(self) -> bytes:
         """The bytes that `decode` reads."""

@@ -1,8 +1,7 @@
 """`build_network`: a model as an unfused ONNX graph, weight recipes and states.
 
-Knows the order: inputs, the nodes of the model's own network, outputs. Needs configs and the
-tensor table only; of the weights only scales of quantised inputs are read, if the files are
-present.
+Knows the order: inputs, the nodes of the model's own network, outputs. Needs configs and the tensor
+table only; of the weights only scales of quantised inputs are read, if the files are present.
 """
 
 from collections.abc import Mapping
@@ -31,17 +30,12 @@ ROUND_STATES = ("positions", "drafts")  # prefill neither reads nor updates them
 
 @dataclass(frozen=True)
 class Network:
-    """One family's graph.
+    """One family's graph."""
 
-    Attributes:
-        graph: opset 23 and domain `spark`; inputs are steps, tables, states and weights.
-        weights: the recipe of each weight input, by name.
-        states: (spec, unit) of each state that it reads or updates; axis 0 counts units ("slot",
-            "page", "sequence" or "image") and scratch. A state without output `.out` is only read.
-    """
-
-    graph: gs.Graph
-    weights: Mapping[str, Weight]
+    graph: gs.Graph  # opset 23 and domain `spark`; inputs are steps, tables, states and weights
+    weights: Mapping[str, Weight]  # the recipe of each weight input, by name
+    # (spec, unit) of each state that it reads or updates; axis 0 counts units ("slot", "page",
+    # "sequence" or "image") and scratch. A state without output `.out` is only read.
     states: tuple[tuple[TensorSpec, str], ...]
 
 

@@ -252,19 +252,13 @@ def _check_tied(rows: Iterable[Row], layout: Layout, checkpoint: Checkpoint) -> 
 
 @dataclass(frozen=True)
 class ExporterLayout:
-    """The tensors of a configuration as exporters write them.
+    """The tensors of a configuration as exporters write them."""
 
-    Attributes:
-        rows: the tensors of the text network and of the vision tower.
-        expected: all tensors, those of the draft head included.
-        draft_note: why there is no draft head, or "".
-    """
-
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...]  # the tensors of the text network and of the vision tower
     table: QuantTable
     layout: Layout
-    expected: Mapping[str, Expected]
-    draft_note: str
+    expected: Mapping[str, Expected]  # all tensors, those of the draft head included
+    draft_note: str  # why there is no draft head, or ""
 
     @property
     def stored(self) -> list[Expected]:

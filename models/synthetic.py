@@ -20,12 +20,7 @@ from numpy.typing import NDArray
 
 from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.expected_tensors import Expected
-from spark_engine.models.checkpoint.files import (
-    CONFIGS,
-    Checkpoint,
-    StoredTensor,
-    read_json,
-)
+from spark_engine.models.checkpoint.files import CONFIGS, Checkpoint, StoredTensor, read_json
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect
 from spark_engine.models.checkpoint.tensor_list import Linear, Row, Tensor, ValueKind
 from spark_engine.tensors import Array, DType

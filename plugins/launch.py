@@ -46,18 +46,13 @@ LATER = Pointer("scratch", -1)
 
 @dataclass(frozen=True)
 class Node(Named):
-    """A node that a kernel is planned for; `by_name` and `given` are by the kernel's names.
+    """A node that a kernel is planned for; `by_name` and `given` are by the kernel's names."""
 
-    Attributes:
-        target: the architecture and card.
-        places: arguments by name: operands, results, scratch memory, others.
-        scratch: sizes of scratch memory, in order.
-        held: tensors in scratch memory, by name.
-    """
-
-    target: Target = field(kw_only=True)
+    target: Target = field(kw_only=True)  # the architecture and card
+    # Arguments by name: operands, results, scratch memory, others.
     places: Mapping[str, Arg] = field(kw_only=True)
-    scratch: tuple[Scratch, ...] = ()
+    scratch: tuple[Scratch, ...] = ()  # sizes of scratch memory, in order
+    # Tensors in scratch memory, by name.
     held: Mapping[str, TensorSpec] = field(default_factory=dict)
 
     def with_args(self, **args: Arg) -> Node:
@@ -122,18 +117,13 @@ class Node(Named):
 
 @dataclass(frozen=True)
 class Kernel:
-    """An `extern "C"` function.
+    """An `extern "C"` function."""
 
-    Attributes:
-        symbol: its name.
-        args: names of its arguments, in order; one that ends in `?` is null if the node lacks it.
-        source: its file in `plugins/kernels/`, if it is not the candidate's.
-        pdl, early: as in `Launch`.
-    """
-
-    symbol: str
+    symbol: str  # its name
+    # Names of its arguments, in order; one that ends in `?` is null if the node lacks it.
     args: str
-    source: str | None = None
+    source: str | None = None  # its file in `plugins/kernels/`, if it is not the candidate's
+    # pdl and early: as in `Launch`.
     pdl: bool = True
     early: Early = Early()
 
@@ -179,10 +169,6 @@ def defines(macros: Macros) -> tuple[tuple[str, str], ...]:
     return tuple((n, repr(v) if isinstance(v, float) else str(int(v))) for n, v in macros.items())
 
 
-def _never(node: Node) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class Candidate:
     """A `Tactic` before it is bound to an op; it names the operands of its nodes.
@@ -195,7 +181,7 @@ class Candidate:
     source: str
     plan: Callable[[Node], Plan]
     cost: Callable[[Node], float]
-    refuse: Callable[[Node], str | None] = _never
+    refuse: Callable[[Node], str | None] = lambda node: None
     reduction: Callable[[Node], str | None] | None = None
     why: str = ""
     form: str = ""

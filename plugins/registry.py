@@ -1,7 +1,7 @@
 """The table of ops in the order of docs/graph.md, and the standard ONNX operators with kernels."""
 
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType, ModuleType
 
 from spark_engine.errors import GraphError
 from spark_engine.kernel import Cuda
@@ -57,56 +57,22 @@ from spark_engine.plugins.ops.vision import (
     vision_patches,
 )
 
-OPS: tuple[Op, ...] = (
-    embed.OP,
-    mark_tokens.OP,
-    rms_norm.OP,
-    *quantisers.OPS,
-    nvfp4_widen.OP,
-    norm_quant.OP,
-    *linear.OPS,
-    causal_conv.OP,
-    gated_delta.STEP,
-    gated_delta.CHUNK,
-    gated_norm.OP,
-    gated_norm_quant.OP,
-    gdn_decode.OP,
-    gdn_prefill.OP,
-    paged_attention.OP,
-    attention_decode.OP,
-    append_kv.OP,
-    sigmoid_gate.OP,
-    silu_mul.OP,
-    act_quant.OP,
-    moe_router.OP,
-    grouped_moe.OP,
-    moe_norm_quant.OP,
-    shared_gate.OP,
-    last_rows.OP,
-    sample.OP,
-    sample_part.OP,
-    sample_join.OP,
-    round_rows.OP,
-    accept_drafts.OP,
-    shift_ids.OP,
-    mtp_input.OP,
-    draft_token.OP,
-    draft_best.OP,
-    store_ids.OP,
-    match_drafts.OP,
-    block_rows.OP,
-    block_conv.OP,
-    block_attention.OP,
-    top_ids.OP,
-    draft_path.OP,
-    all_reduce.OP,
-    gather_logits.OP,
-    reduce_norm_quant.OP,
-    vision_patches.OP,
-    layer_norm.OP,
-    linear_bias.OP,
-    vision_attention.OP,
-    store_rows.OP,
+
+def _of(*modules: ModuleType) -> Iterator[Op]:
+    for module in modules:
+        yield from getattr(module, "OPS", None) or (module.OP,)
+
+
+OPS = (
+    *_of(embed, mark_tokens, rms_norm, quantisers, nvfp4_widen, norm_quant, linear),
+    *_of(causal_conv, gated_delta, gated_norm, gated_norm_quant, gdn_decode, gdn_prefill),
+    *_of(paged_attention, attention_decode, append_kv, sigmoid_gate, silu_mul, act_quant),
+    *_of(moe_router, grouped_moe, moe_norm_quant, shared_gate, last_rows),
+    *_of(sample, sample_part, sample_join, round_rows, accept_drafts, shift_ids),
+    *_of(mtp_input, draft_token, draft_best, store_ids, match_drafts),
+    *_of(block_rows, block_conv, block_attention, top_ids, draft_path),
+    *_of(all_reduce, gather_logits, reduce_norm_quant),
+    *_of(vision_patches, layer_norm, linear_bias, vision_attention, store_rows),
 )
 
 # Standard ONNX operators by op_type: the only ones that a graph may have in addition to our ops.

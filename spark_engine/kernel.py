@@ -17,54 +17,35 @@ Attrs = Mapping[str, Attr]
 
 @dataclass(frozen=True)
 class Architecture:
-    """What kernels of it may use, whichever card they run on.
+    """What kernels of it may use, whichever card they run on."""
 
-    Attributes:
-        name: as NVRTC and `--target` are given it ("sm_90a").
-        capability: major and minor compute capability, as the driver has it.
-        shared_bytes: shared memory that one block may use.
-        sm_shared_bytes: shared memory of a multiprocessor, for all its blocks.
-        large_shared: kernels take the forms laid out for Hopper's 227 KiB of it, deeper and wider.
-        wgmma: warpgroup matrix instructions.
-        clusters: blocks of a cluster read each other's shared memory, up to eight of them. Only
-            where it was run: for GB10 such kernels compile, but sources disagree on whether it has
-            distributed shared memory at all, CUTLASS keeps its clusters at one block, and none was
-            run there yet. A launch that is refused, or wrong, would cost the engine, and clusters
-            save a few microseconds.
-        fp4_mma: block-scaled FP4 matrix instructions.
-        rehearses: the architecture that has these limits, where it is not this one (`rehearsal`).
-    """
-
-    name: str
-    capability: tuple[int, int]
-    shared_bytes: int
-    sm_shared_bytes: int
+    name: str  # as NVRTC and `--target` are given it ("sm_90a")
+    capability: tuple[int, int]  # major and minor compute capability, as the driver has it
+    shared_bytes: int  # shared memory that one block may use
+    sm_shared_bytes: int  # shared memory of a multiprocessor, for all its blocks
+    # Kernels take the forms laid out for Hopper's 227 KiB of it, deeper and wider.
     large_shared: bool = False
-    wgmma: bool = False
+    wgmma: bool = False  # warpgroup matrix instructions
+    # Blocks of a cluster read each other's shared memory, up to eight of them. Only where it was
+    # run: for GB10 such kernels compile, but sources disagree on whether it has distributed shared
+    # memory at all, CUTLASS keeps its clusters at one block, and none was run there yet. A launch
+    # that is refused, or wrong, would cost the engine, and clusters save a few microseconds.
     clusters: bool = False
-    fp4_mma: bool = False
+    fp4_mma: bool = False  # block-scaled FP4 matrix instructions
+    # The architecture that has these limits, where it is not this one (`rehearsal`).
     rehearses: str = ""
 
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU that is sold, or a part of one that the driver shows.
+    """A GPU that is sold, or a part of one that the driver shows."""
 
-    Attributes:
-        name: as `--card` is given it ("h200").
-        product: how the driver's name for it begins.
-        sms: streaming multiprocessors.
-        bandwidth: DRAM bytes a second that a plain kernel reaches.
-        bf16_flops: dense bf16 tensor-core operations a second that a library reaches.
-        memory: bytes that a process may count on; where the host shares them, less its part.
-    """
-
-    name: str
-    product: str
-    sms: int
-    bandwidth: float
-    bf16_flops: float
-    memory: int
+    name: str  # as `--card` is given it ("h200")
+    product: str  # how the driver's name for it begins
+    sms: int  # streaming multiprocessors
+    bandwidth: float  # DRAM bytes a second that a plain kernel reaches
+    bf16_flops: float  # dense bf16 tensor-core operations a second that a library reaches
+    memory: int  # bytes that a process may count on; where the host shares them, less its part
 
 
 @dataclass(frozen=True)

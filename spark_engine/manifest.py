@@ -92,27 +92,20 @@ def bytes_of(states: Iterable[StateInfo], *units: str) -> int:
 @dataclass(frozen=True)
 class Bucket:
     """One `.engine` file: `rows` of up to `tile` tokens, of the tower of patches, and bytes of
-    device memory.
-
-    Attributes:
-        arena_bytes: scratch memory.
-        zeroed_bytes: scratch memory that every launch leaves zero.
-        buffer_bytes: inputs and outputs that are the bucket's own.
-        wide_bytes: outputs in the memory that all buckets share.
-        symmetric_bytes: memory that every rank has at the same offsets, and the others read.
-        cost_us: microseconds of one launch of it, as the build measured or predicted its nodes;
-            the loop chooses by it how many drafts a round verifies.
-    """
+    device memory."""
 
     family: str
     rows: int
     tile: int
     file: str
-    arena_bytes: int
-    zeroed_bytes: int = 0
-    buffer_bytes: int = 0
-    wide_bytes: int = 0
+    arena_bytes: int  # scratch memory
+    zeroed_bytes: int = 0  # scratch memory that every launch leaves zero
+    buffer_bytes: int = 0  # inputs and outputs that are the bucket's own
+    wide_bytes: int = 0  # outputs in the memory that all buckets share
+    # Memory that every rank has at the same offsets, and the others read.
     symmetric_bytes: int = 0
+    # Microseconds of one launch of it, as the build measured or predicted its nodes; the loop
+    # chooses by it how many drafts a round verifies.
     cost_us: float = 0.0
 
     @property

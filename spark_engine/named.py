@@ -15,22 +15,15 @@ from spark_engine.tensors import Dim, DType, TensorSpec
 
 @dataclass(frozen=True)
 class Named:
-    """A node.
+    """A node."""
 
-    Attributes:
-        op: its op's name.
-        given: operands that a node with these attributes has, optional ones among them.
-        attrs: with the op's defaults.
-        specs: of its operands, in order.
-        rules: names of dimensions (`Op.dims`).
-        packed: operands in the layout of the kernels: only their first dimension is declared.
-    """
-
-    op: str
+    op: str  # its op's name
+    # Operands that a node with these attributes has, optional ones among them.
     given: tuple[Operand, ...]
-    attrs: Attrs
-    specs: tuple[TensorSpec, ...]
-    rules: Rules
+    attrs: Attrs  # with the op's defaults
+    specs: tuple[TensorSpec, ...]  # of its operands, in order
+    rules: Rules  # names of dimensions (`Op.dims`)
+    # Operands in the layout of the kernels: only their first dimension is declared.
     packed: frozenset[str] = frozenset()
 
     def __getitem__(self, name: str) -> TensorSpec:

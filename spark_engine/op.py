@@ -49,35 +49,25 @@ def rtol_of(activation: DType) -> float:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a kernel's result may be from the reference's.
+    """How far a kernel's result may be from the reference's."""
 
-    Attributes:
-        norm: relative L2 distance of a bf16 result.
-        element: distance of one bf16 element, relative to it and to the result's spread.
-        exact: relative L2 distance of an f32 result.
-        codes: share of quantised codes that may be one step off.
-        blur: e4m3 codes of values that differ by less than this share of the largest count as
-            equal: steps are fine near zero, where rounding before the quantiser is coarse.
-    """
-
-    norm: float = 1e-2
+    norm: float = 1e-2  # relative L2 distance of a bf16 result
+    # Distance of one bf16 element, relative to it and to the result's spread.
     element: float = 2.0**-7
-    exact: float = 1e-5
-    codes: float = 0.01
+    exact: float = 1e-5  # relative L2 distance of an f32 result
+    codes: float = 0.01  # share of quantised codes that may be one step off
+    # e4m3 codes of values that differ by less than this share of the largest count as equal: steps
+    # are fine near zero, where rounding before the quantiser is coarse.
     blur: float = 0.0
 
 
 @dataclass(frozen=True)
 class Part:
-    """One node of the chain that a fused op replaces.
+    """One node of the chain that a fused op replaces."""
 
-    Attributes:
-        op: one of ours, or a standard ONNX operator.
-        inputs, outputs: names of values: the fused op's operands, or what another part makes.
-            `scales[1]` is one element of an operand.
-    """
-
-    op: str
+    op: str  # one of ours, or a standard ONNX operator
+    # inputs and outputs: names of values: the fused op's operands, or what another part makes.
+    # `scales[1]` is one element of an operand.
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attrs: Attrs = field(default_factory=dict)

@@ -76,24 +76,16 @@ class When:
 
 @dataclass(frozen=True)
 class TimedLaunch:
-    """The sequences of a launch that is timed: rows with `context` tokens behind them, or prefills.
+    """The sequences of a timed launch: rows with `context` tokens behind them, or prefills."""
 
-    Attributes:
-        specs: of the node's operands by name.
-        rows, tile: rows of the launch and tokens of each.
-        slots: that the states have, without the one for scratch.
-        pages: of one sequence; page_size: tokens of a page; pool: pages there are.
-        context: tokens behind each row of a round, or of each prefill.
-    """
-
-    specs: Mapping[str, TensorSpec]
-    rows: int
-    tile: int
-    slots: int
-    pages: int
-    page_size: int
-    pool: int
-    context: int
+    specs: Mapping[str, TensorSpec]  # of the node's operands by name
+    rows: int  # of the launch
+    tile: int  # tokens of each row
+    slots: int  # that the states have, without the one for scratch
+    pages: int  # of one sequence
+    page_size: int  # tokens of a page
+    pool: int  # pages there are
+    context: int  # tokens behind each row of a round, or of each prefill
 
     @property
     def capacity(self) -> int:
@@ -121,46 +113,32 @@ Fill = Callable[[TimedLaunch, tuple[int, ...], np.random.Generator], Array]
 
 @dataclass(frozen=True)
 class Completes:
-    """A state that holds the rest of another: spark-check shows the two as one.
+    """A state that holds the rest of another: spark-check shows the two as one."""
 
-    Attributes:
-        state: the other's name; its own, where it is laid out otherwise with drafts.
-        whole: (its entry of a slot in float64, this one's, tokens so far, most drafts of a round)
-            -> what an engine that keeps nothing apart has there, in float64.
-    """
-
-    state: str
+    state: str  # the other's name; its own, where it is laid out otherwise with drafts
+    # (its entry of a slot in float64, this one's, tokens so far, most drafts of a round) -> what an
+    # engine that keeps nothing apart has there, in float64.
     whole: Callable[[Array, Array, int, int], Array]
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand of an op.
+    """One operand of an op."""
 
-    Attributes:
-        name: its formal name in the body; of a step, table or state also the engine's.
-        role: what writes it.
-        spec: dtype and shape as docs/graph.md writes them, "A[tokens,K]"; dtypes that may be are
-            joined by "/". The first dimension tells the unit: tokens, rows, S+1 slots, P+1 pages,
-            I+1 rows of images.
-        when: nodes with such attributes have it; None: all.
-        optional: nodes may lack it whatever their attributes; only a last operand.
-        joins: nodes over one input merge into one by joining it along its first dimension, one
-            entry of which serves so many columns of the result; 0: it must be the same in all.
-        completes: of a state, the other one that it holds the rest of.
-        fill: its values when a node is timed; None: by role and dtype.
-        note: of its meaning, for the table in docs/graph.md.
-    """
-
-    name: str
-    role: Role
+    name: str  # its formal name in the body; of a step, table or state also the engine's
+    role: Role  # what writes it
+    # Dtype and shape as docs/graph.md writes them, "A[tokens,K]"; dtypes that may be are joined by
+    # "/". The first dimension tells the unit: tokens, rows, S+1 slots, P+1 pages, I+1 rows of
+    # images.
     spec: str
-    when: When | None = None
-    optional: bool = False
+    when: When | None = None  # nodes with such attributes have it; None: all
+    optional: bool = False  # nodes may lack it whatever their attributes; only a last operand
+    # Nodes over one input merge into one by joining it along its first dimension, one entry of
+    # which serves so many columns of the result; 0: it must be the same in all.
     joins: int = 0
-    completes: Completes | None = None
-    fill: Fill | None = None
-    note: str = ""
+    completes: Completes | None = None  # of a state, the other one that it holds the rest of
+    fill: Fill | None = None  # its values when a node is timed; None: by role and dtype
+    note: str = ""  # of its meaning, for the table in docs/graph.md
 
     @property
     def dtypes(self) -> tuple[DType, ...]:
@@ -191,22 +169,16 @@ class Operand:
 
 @dataclass(frozen=True)
 class Result:
-    """One result of an op.
+    """One result of an op."""
 
-    Attributes:
-        name: its formal name in the body. A last one ending in `*` is any number of results.
-        spec: as an operand's; of one that is several, a list for the table in docs/graph.md.
-        when: nodes with such attributes have it; None: all.
-        updates: the state that it may share memory with.
-        note: of its meaning, for the table in docs/graph.md.
-        each: of one that is several: attributes -> these, by the names that kernels know them by.
-    """
-
+    # Its formal name in the body. A last one ending in `*` is any number of results.
     name: str
+    # As an operand's; of one that is several, a list for the table in docs/graph.md.
     spec: str = ""
-    when: When | None = None
-    updates: str = ""
-    note: str = ""
+    when: When | None = None  # nodes with such attributes have it; None: all
+    updates: str = ""  # the state that it may share memory with
+    note: str = ""  # of its meaning, for the table in docs/graph.md
+    # Of one that is several: attributes -> these, by the names that kernels know them by.
     each: Callable[[Attrs], tuple[Result, ...]] | None = None
 
     @property

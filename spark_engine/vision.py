@@ -17,27 +17,21 @@ DIGEST = 16  # bytes of an image's digest
 
 @dataclass(frozen=True)
 class VisionInfo:
-    """How images become rows of a network's residual stream.
+    """How images become rows of a network's residual stream."""
 
-    Attributes:
-        patch: pixels of a patch's side.
-        merge: patches of a row's side: a row of the stream holds merge x merge patches.
-        least_pixels, most_pixels: area of an image after resizing.
-        mean, std: of each colour, of values from 0 to 1.
-        image_id, start_id, end_id: tokens: one a row of an image, before and after an image.
-        side: rows and columns of the square table of positions.
-    """
-
-    patch: int
-    merge: int
+    patch: int  # pixels of a patch's side
+    merge: int  # patches of a row's side: a row of the stream holds merge x merge patches
+    # least_pixels and most_pixels: area of an image after resizing.
     least_pixels: int
     most_pixels: int
+    # mean and std: of each colour, of values from 0 to 1.
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    # image_id, start_id and end_id: tokens: one a row of an image, before and after an image.
     image_id: int
     start_id: int
     end_id: int
-    side: int = 48
+    side: int = 48  # rows and columns of the square table of positions
 
     @property
     def unit(self) -> int:
@@ -47,20 +41,15 @@ class VisionInfo:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image of a prompt, resized.
+    """An image of a prompt, resized."""
 
-    Attributes:
-        start: position of its first row in the prompt; its rows are consecutive.
-        rows, columns: of the residual stream; the image has rows · columns tokens.
-        pixels: u8 [4 · rows · columns, 3 · patch · patch], RGB by patches in the tower's order.
-        digest: of sizes and pixels; images with equal digests are one image.
-    """
-
-    start: int
+    start: int  # position of its first row in the prompt; its rows are consecutive
+    # rows and columns: of the residual stream; the image has rows · columns tokens.
     rows: int
     columns: int
+    # u8 [4 · rows · columns, 3 · patch · patch], RGB by patches in the tower's order.
     pixels: bytes
-    digest: bytes
+    digest: bytes  # of sizes and pixels; images with equal digests are one image
 
     @property
     def tokens(self) -> int:

@@ -31,20 +31,15 @@ F32 = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Written:
-    """A checkpoint on disk and what it means.
+    """A checkpoint on disk and what it means."""
 
-    Attributes:
-        path: the folder.
-        config: the text config (flat).
-        values: f32 value of every weight by its file name as if unquantised (experts in the
-            layout asked for), i.e. a state dict for an oracle.
-        input_scales: modelopt-style activation scale by module name (with prefix), for the
-            modules with quantised activations.
-    """
-
-    path: Path
-    config: Json
+    path: Path  # the folder
+    config: Json  # the text config (flat)
+    # f32 value of every weight by its file name as if unquantised (experts in the layout asked
+    # for), i.e. a state dict for an oracle.
     values: dict[str, F32]
+    # Modelopt-style activation scale by module name (with prefix), for the modules with quantised
+    # activations.
     input_scales: dict[str, float]
 
 

@@ -48,6 +48,14 @@ class Solo:
         """One launch of a decode bucket; the sequence is in its last row."""
         self._launch("decode", rows, [token], 1)
 
+    def read(self, ids: Sequence[int]) -> "Solo":
+        """A long prompt in two parts, or a short one, and two tokens behind it."""
+        for start in range(0, len(ids) - 2, 64):
+            self.prefill(ids[start : min(start + 64, len(ids) - 2)], 1)
+        for token in ids[-2:]:
+            self.decode(token)
+        return self
+
     def _launch(self, family: str, rows: int, ids: Sequence[int], tile: int) -> None:
         b = self.memory.buffers(family, rows, 0)
         used = -(-len(ids) // tile)

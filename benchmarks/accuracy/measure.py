@@ -13,18 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from benchmarks.accuracy import engines
 from benchmarks.accuracy.choices import CHOICES, EMBEDDED
-from benchmarks.accuracy.engines import (
-    TINY_FILES,
-    Logits,
-    Row,
-    embedded_weights,
-    engine,
-    logits,
-    opened,
-    random_weights,
-    save,
-)
 from benchmarks.result_files import RESULTS, commit_here, read, write
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Request, SamplingParams
@@ -43,14 +33,14 @@ class Saved:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.rows: list[Row] = read(file) if file.is_file() else []
+        self.rows: list[engines.Row] = read(file) if file.is_file() else []
 
     def has(self, kind: str, name: str, tokens: int, context: int = 0) -> bool:
         """True if the row is there, of as many tokens."""
         same = [r for r in self.rows if _key(r) == (kind, name, context)]
         return any(r["asked"] >= tokens for r in same)
 
-    def add(self, kind: str, choice: str, row: Row) -> None:
+    def add(self, kind: str, choice: str, row: engines.Row) -> None:
         """Saves a row in place of one of fewer tokens."""
         row = {"kind": kind, "choice": choice, **row, "commit": commit_here()}
         self.rows = [r for r in self.rows if _key(r) != _key(row)] + [row]
@@ -58,7 +48,7 @@ class Saved:
         click.echo(json.dumps(row))
 
 
-def _key(row: Row) -> tuple[str, str, int]:
+def _key(row: engines.Row) -> tuple[str, str, int]:
     return row["kind"], row["choice"], row.get("context", 0)
 
 
@@ -66,19 +56,21 @@ def compare(work: Path, context: int, tokens: int, saved: Saved) -> None:
     """The random model's rows at a context: divergence from the first choice, and from its base."""
     wanted = [c for c in CHOICES if not saved.has("random", c.name, tokens, context)]
     bases = {CHOICES[0].name, *(c.base for c in wanted)}
-    config, values = random_weights(work)
+    config, values = engines.random_weights(work)
     rng = np.random.default_rng(context)
     texts = [
         rng.integers(0, config["vocab_size"], (rows, context)).astype(np.int32)
         for rows in groups(tokens, context)
     ]
-    known: dict[str, list[Logits]] = {}
+    known: dict[str, list[engines.Logits]] = {}
     for choice in (c for c in CHOICES if c in wanted or wanted and c.name in bases):
-        checkpoint = save(work / "checkpoint", config, values, choice.weights)
+        checkpoint = engines.save(work / "checkpoint", config, values, choice.weights)
         found = []
         for ids in texts:
-            folder = engine(work, checkpoint, choice, len(ids), drafts=0, max_context=context)
-            found.append(np.stack([*logits(folder, ids, min(LAST, context))]))
+            folder = engines.engine(
+                work, checkpoint, choice, len(ids), drafts=0, max_context=context
+            )
+            found.append(np.stack([*engines.logits(folder, ids, min(LAST, context))]))
         if choice.name in bases:
             known[choice.name] = found
         if choice in wanted:
@@ -88,7 +80,7 @@ def compare(work: Path, context: int, tokens: int, saved: Saved) -> None:
             saved.add("random", choice.name, {"asked": tokens, **figures})
 
 
-def compared(first: Sequence[Logits], other: Sequence[Logits]) -> Row:
+def compared(first: Sequence[engines.Logits], other: Sequence[engines.Logits]) -> engines.Row:
     """Tokens, their mean KL(first || other) in nats, and the share of them that have the same
     likeliest id."""
     n, kl, same = 0, 0.0, 0
@@ -100,7 +92,7 @@ def compared(first: Sequence[Logits], other: Sequence[Logits]) -> Row:
     return {"tokens": n, "kl": kl / n, "top1": same / n}
 
 
-def log_softmax(x: Logits) -> NDArray[np.float64]:
+def log_softmax(x: engines.Logits) -> NDArray[np.float64]:
     """In float64, over the last axis."""
     wide = x.astype(np.float64)
     wide -= wide.max(axis=-1, keepdims=True)
@@ -138,24 +130,24 @@ def prompts(tokenizer: Tokenizer) -> list[tuple[int, ...]]:
 
 def measure_embedded(work: Path, tokens: int, saved: Saved) -> None:
     """The embedded model's rows: perplexity of stories and of chat, and the drafts kept."""
-    tokenizer = Tokenizer.from_file(str(TINY_FILES / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(engines.TINY_FILES / "tokenizer.json"))
     rows = min(ROWS, -(-tokens // LAST // 2) * 2)
     texts = held_out(tokenizer, -(-tokens // (rows * LAST)) * rows)
-    config, values = embedded_weights()
+    config, values = engines.embedded_weights()
     for choice in EMBEDDED:
         if saved.has("embedded", choice.name, tokens):
             continue
-        checkpoint = TINY_FILES
+        checkpoint = engines.TINY_FILES
         if choice.weights != "file":
-            checkpoint = save(work / "checkpoint", config, values, choice.weights)
+            checkpoint = engines.save(work / "checkpoint", config, values, choice.weights)
             for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-                shutil.copy(TINY_FILES / file, checkpoint)
-        folder = engine(work, checkpoint, choice, rows, drafts=0, max_context=LAST)
+                shutil.copy(engines.TINY_FILES / file, checkpoint)
+        folder = engines.engine(work, checkpoint, choice, rows, drafts=0, max_context=LAST)
         sums = np.zeros((2, 2))  # of stories and of chat: losses, tokens
         for part in range(0, len(texts) // 2, rows // 2):
             both = texts.reshape(2, -1, corpus.ROW)[:, part : part + rows // 2].reshape(rows, -1)
             ids, targets = both[:, :-1] % corpus.UNTRAINED, both[:, 1:]
-            for at, found in enumerate(logits(folder, ids.astype(np.int32), LAST)):
+            for at, found in enumerate(engines.logits(folder, ids.astype(np.int32), LAST)):
                 scored = targets[:, at] < corpus.UNTRAINED
                 loss = (
                     -log_softmax(found)[np.arange(rows), targets[:, at] % corpus.UNTRAINED] * scored
@@ -163,15 +155,15 @@ def measure_embedded(work: Path, tokens: int, saved: Saved) -> None:
                 sums += np.stack((loss, scored)).reshape(2, 2, -1).sum(-1).T
         perplexity = np.exp(sums[:, 0] / sums[:, 1]).tolist()
         row = {"asked": tokens, "tokens": int(sums[:, 1].sum()), "perplexity": perplexity}
-        folder = engine(work, checkpoint, choice, TEXTS, drafts=DRAFTS, max_context=LAST)
+        folder = engines.engine(work, checkpoint, choice, TEXTS, drafts=DRAFTS, max_context=LAST)
         saved.add("embedded", choice.name, row | kept_drafts(folder, prompts(tokenizer)))
 
 
-def kept_drafts(folder: Path, asked: Sequence[tuple[int, ...]]) -> Row:
+def kept_drafts(folder: Path, asked: Sequence[tuple[int, ...]]) -> engines.Row:
     """Of greedy answers in rounds of DRAFTS: rounds, and the share of them that kept the first, the
     first two, … drafts."""
     options = EngineOptions(fixed_drafts=True, swap_bytes=0, cache_bytes=0)
-    running = Engine(opened(folder), options)
+    running = Engine(engines.opened(folder), options)
     for ids in asked:
         running.submit(Request(ids, SamplingParams(temperature=0.0, max_tokens=MADE)))
     while not running.idle:

@@ -13,17 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from benchmarks.accuracy import engines
 from benchmarks.accuracy.choices import EMBEDDED, NVFP4
-from benchmarks.accuracy.engines import (
-    CHUNK,
-    TINY_FILES,
-    Logits,
-    embedded_weights,
-    engine,
-    launches,
-    opened,
-    save,
-)
 from benchmarks.accuracy.measure import LAST, Saved, compared, held_out, log_softmax
 from spark_engine.check.engines.prompts import CheckSession, default_tables
 from spark_engine.check.engines.runner import SessionRunner, feed
@@ -63,17 +54,19 @@ CASES: dict[str, tuple[Rounding, bool]] = {
 }
 
 
-def read(folder: Path, ids: NDArray[np.int32], rounding: Rounding | None, turns: bool) -> Logits:
+def read(
+    folder: Path, ids: NDArray[np.int32], rounding: Rounding | None, turns: bool
+) -> engines.Logits:
     """[judged, rows, V] after each token of the second half."""
-    loaded = opened(folder)
+    loaded = engines.opened(folder)
     tables = default_tables(loaded.limits)
     pages = -(-ids.shape[1] // Limits.page_size)
     tables["page_table"][: len(ids), :pages] = np.arange(len(ids) * pages).reshape(-1, pages)
-    session, found = CheckSession("", (), tables, ()), list[Logits]()
+    session, found = CheckSession("", (), tables, ()), list[engines.Logits]()
     with SessionRunner("", loaded) as runner:
-        for launch in launches(ids, CHUNK):
+        for launch in engines.launches(ids, engines.CHUNK):
             if launch.family == DECODE and rounding is not None:
-                behind = int(launch.starts[0]) - CHUNK
+                behind = int(launch.starts[0]) - engines.CHUNK
                 if behind == 0 or turns and behind % TURN == 0:
                     for name, state in runner._states.items():
                         if name.endswith("gdn_state"):
@@ -87,15 +80,15 @@ def read(folder: Path, ids: NDArray[np.int32], rounding: Rounding | None, turns:
 def measure_snapshots(work: Path, tokens: int, saved: Saved) -> None:
     """A row for each case, and for NVFP4 weights: KL from the unrounded run, the share of equal
     likeliest tokens, the share of texts in which the first GREEDY are all equal, perplexity."""
-    rows = min(ROWS, -(-tokens // (LAST - CHUNK) // 2) * 2)
-    texts = held_out(Tokenizer.from_file(str(TINY_FILES / "tokenizer.json")), rows)
+    rows = min(ROWS, -(-tokens // (LAST - engines.CHUNK) // 2) * 2)
+    texts = held_out(Tokenizer.from_file(str(engines.TINY_FILES / "tokenizer.json")), rows)
     ids = (texts[:, :-1] % corpus.UNTRAINED).astype(np.int32)
-    targets = texts[:, 1 + CHUNK :].T
-    config, values = embedded_weights()
-    first: Logits | None = None
+    targets = texts[:, 1 + engines.CHUNK :].T
+    config, values = engines.embedded_weights()
+    first: engines.Logits | None = None
     for choice in (c for c in EMBEDDED if c.name in (EMBEDDED[0].name, NVFP4)):
-        checkpoint = save(work / "checkpoint", config, values, choice.weights)
-        folder = engine(work, checkpoint, choice, rows, drafts=0, max_context=LAST)
+        checkpoint = engines.save(work / "checkpoint", config, values, choice.weights)
+        folder = engines.engine(work, checkpoint, choice, rows, drafts=0, max_context=LAST)
         found = read(folder, ids, None, False)
         runs = [(NVFP4, found)] if choice.name == NVFP4 else []
         if first is None:
@@ -112,7 +105,7 @@ def measure_snapshots(work: Path, tokens: int, saved: Saved) -> None:
             saved.add("snapshots", name, row)
 
 
-def _perplexity(logits: Logits, targets: NDArray[np.int32]) -> float:
+def _perplexity(logits: engines.Logits, targets: NDArray[np.int32]) -> float:
     scored = targets < corpus.UNTRAINED
     picked = np.take_along_axis(log_softmax(logits), targets[..., None] % corpus.UNTRAINED, -1)
     return float(np.exp(-(picked[..., 0] * scored).sum() / scored.sum()))

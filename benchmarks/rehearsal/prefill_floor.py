@@ -79,20 +79,14 @@ def mma_rate(gpu: Gpu) -> float:
 
 @dataclass
 class Kind:
-    """Equal nodes.
+    """Equal nodes."""
 
-    Attributes:
-        node: their name without numbers of layers.
-        count: how many the bucket has.
-        us: of one, measured; None where it could not be.
-        bytes_us, ops_us: of one, what its bytes and its operations ask for.
-    """
-
-    node: str
+    node: str  # their name without numbers of layers
     op: str
     tactic: str
-    count: int
-    us: float | None
+    count: int  # how many the bucket has
+    us: float | None  # of one, measured; None where it could not be
+    # bytes_us and ops_us: of one, what its bytes and its operations ask for.
     bytes_us: float
     ops_us: float
 

@@ -74,11 +74,7 @@ def jobs(buckets: Iterable[BucketTactics]) -> tuple[nvrtc.Job, ...]:
 
 
 def compile_jobs(
-    found: Sequence[nvrtc.Job],
-    target: Target,
-    cache: Path,
-    workers: int,
-    advance: Advance = ignore,
+    found: Sequence[nvrtc.Job], target: Target, cache: Path, workers: int, advance: Advance = ignore
 ) -> Cubins:
     made = nvrtc.compile_all(found, target, cache, workers, advance=advance)
     return {(job.source, job.defines): cubin for job, cubin in made.items()}

@@ -36,23 +36,17 @@ OTHER_BITS = "excluded by --invariant: its reduction order is not available in a
 
 @dataclass(frozen=True)
 class Work:
-    """One packed node of fixed shapes.
+    """One packed node of fixed shapes."""
 
-    Attributes:
-        name: the op's.
-        op: None for a standard ONNX operator.
-        ins, outs: specs of operands and results.
-        cold: indices of operands that no node of the graph writes: weights, states, steps.
-        context: tokens of each sequence when it is timed.
-    """
-
-    name: str
-    op: Op | None
+    name: str  # the op's
+    op: Op | None  # None for a standard ONNX operator
     attrs: Attrs
+    # ins and outs: specs of operands and results.
     ins: Specs
     outs: Specs
+    # Indices of operands that no node of the graph writes: weights, states, steps.
     cold: frozenset[int]
-    context: int = CONTEXT
+    context: int = CONTEXT  # tokens of each sequence when it is timed
 
     @property
     def contexts(self) -> tuple[int, ...]:
@@ -95,24 +89,18 @@ Able = tuple[list[tuple[Tactic, Plan]], dict[str, str]]  # tactics, and why othe
 
 @dataclass(frozen=True)
 class TacticChoice:
-    """The decision for one op with operands of one shape.
+    """The decision for one op with operands of one shape."""
 
-    Attributes:
-        tactic, plan: the chosen tactic; None if every tactic refuses.
-        seconds: of the chosen tactic, measured or predicted.
-        refused: reasons by tactic name.
-        candidates: seconds by name, of tactics that do not refuse; weighted by their shares where
-            they are measured at several contexts.
-        timed: the seconds are measured, not predicted.
-        at: measured seconds by context and name, where there are several contexts.
-    """
-
+    # tactic and plan: the chosen tactic; None if every tactic refuses.
     tactic: Tactic | None
     plan: Plan | None
-    seconds: float
-    refused: Mapping[str, str]
+    seconds: float  # of the chosen tactic, measured or predicted
+    refused: Mapping[str, str]  # reasons by tactic name
+    # Seconds by name, of tactics that do not refuse; weighted by their shares where they are
+    # measured at several contexts.
     candidates: Mapping[str, float] = field(default_factory=dict)
-    timed: bool = False
+    timed: bool = False  # the seconds are measured, not predicted
+    # Measured seconds by context and name, where there are several contexts.
     at: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
 

@@ -33,24 +33,16 @@ Vocab = int | tuple[int, ...] | str
 
 @dataclass(frozen=True)
 class HeadFacts:
-    """A checkpoint's draft head.
+    """A checkpoint's draft head."""
 
-    Attributes:
-        kv_token_width: values of K and V that it stores for one token.
-        row_bytes: of one id's row of the model's output matrix, as stored.
-        nvfp4: whether the MLPs of the model's layers, without the head's, are NVFP4.
-        eos: ids that end a text.
-        listed: the shipped list of ids, where it is of this vocabulary and the head's rows can be
-            taken one by one; else empty.
-        block: tokens of a block drafter's block, which is with the head or in its place; 0: there
-            is none.
-    """
-
-    kv_token_width: int
-    row_bytes: int = 0
-    nvfp4: bool = False
-    eos: tuple[int, ...] = ()
+    kv_token_width: int  # values of K and V that it stores for one token
+    row_bytes: int = 0  # of one id's row of the model's output matrix, as stored
+    nvfp4: bool = False  # whether the MLPs of the model's layers, without the head's, are NVFP4
+    eos: tuple[int, ...] = ()  # ids that end a text
+    # The shipped list of ids, where it is of this vocabulary and the head's rows can be taken one
+    # by one; else empty.
     listed: tuple[int, ...] = ()
+    # Tokens of a block drafter's block, which is with the head or in its place; 0: there is none.
     block: int = 0
 
 

@@ -337,10 +337,7 @@ def _finer(options: Options, limits: Limits, gpu: Target | None) -> tuple[Size, 
     most = max(budget.prefill(gpu))
     rows = finer_rows(limits.max_seqs) if options.decode is None else ()
     tokens = [t for t in FINER_PREFILL if t < most] if options.prefill is None else []
-    return (
-        *(Size(DECODE, r) for r in rows),
-        *(Size(PREFILL, t // PREFILL_TILE) for t in tokens),
-    )
+    return (*(Size(DECODE, r) for r in rows), *(Size(PREFILL, t // PREFILL_TILE) for t in tokens))
 
 
 def _seqs(options: Options, default: int) -> int:

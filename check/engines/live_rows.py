@@ -26,22 +26,15 @@ PAGES = "page_table"  # the table that names pages
 
 @dataclass(frozen=True)
 class LiveRows:
-    """The parts of a launch's arrays along axis 0.
+    """The parts of a launch's arrays along axis 0."""
 
-    Attributes:
-        given: rows of the bucket; `taken`: rows up to the last that has a slot, at least one.
-        tile: tokens of a row.
-        rows: of slots, then of snapshots; the index of a number is its number in the extracted
-            states.
-        pages: of pages, likewise.
-        axes: by table and state, the extracted numbers along axis 0, scratch included.
-    """
-
-    given: int
-    taken: int
-    tile: int
+    given: int  # rows of the bucket
+    taken: int  # rows up to the last that has a slot, at least one
+    tile: int  # tokens of a row
+    # Of slots, then of snapshots; the index of a number is its number in the extracted states.
     rows: Index
-    pages: Index
+    pages: Index  # of pages, likewise
+    # By table and state, the extracted numbers along axis 0, scratch included.
     axes: Mapping[str, Index]
 
     @classmethod

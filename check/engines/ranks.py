@@ -5,23 +5,22 @@ ranks' states have the rank: `layers.0.rank1.gdn_state`.
 """
 
 import os
-import threading
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import combinations
 
 import numpy as np
 
-from spark_engine.errors import ExecutorError
 from spark_engine.interface import STATE_OUT
 from spark_engine.manifest import StateInfo
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.executors.by_buffers import ByBuffers
 from spark_engine.runtime.executors.executor import Executor, SynchronousExecutor
 from spark_engine.runtime.executors.memory import BucketKey, HostStates, Pairs, Snapshot, allocate
-from spark_engine.runtime.ranks.communicator import sum_of
+from spark_engine.runtime.ranks.communicator import LinkCommunicator
 from spark_engine.tensors import Array
 
 LIMIT_S = 600.0  # seconds: one thread may compute a step by reference while the others wait
@@ -29,87 +28,35 @@ Buffers = Mapping[str, Array]
 
 
 class Rendezvous:
-    """Exchanges arrays between the threads of the ranks."""
+    """Communicators of ranks that are threads, and their work."""
 
     def __init__(self, ranks: int) -> None:
-        self._left: list[Any] = [None] * ranks
-        self._barrier = threading.Barrier(ranks)
-        self.comms = tuple(ThreadCommunicator(self, rank, ranks) for rank in range(ranks))
-
-    def exchange(self, rank: int, given: Any) -> list[Any]:
-        """The arrays of all ranks, in order. Raises ExecutorError if one has failed."""
-        self._left[rank] = given
-        try:
-            self._barrier.wait(LIMIT_S)
-            found = [*self._left]
-            self._barrier.wait(LIMIT_S)
-        except threading.BrokenBarrierError:
-            raise _PeerFailed(f"rank {rank} waited for another one, which failed") from None
-        return found
+        peers: list[dict[int, socket.socket]] = [{} for _ in range(ranks)]
+        for one, other in combinations(range(ranks), 2):
+            peers[one][other], peers[other][one] = socket.socketpair()
+        self.comms = tuple(LinkCommunicator(*row, LIMIT_S, here=True) for row in enumerate(peers))
 
     def run(self, works: Sequence[Callable[[], None]]) -> None:
-        """Runs one task per rank, concurrently; raises the error of the first that failed."""
+        """Runs one task per rank, concurrently; raises the error of the first that failed, after
+        which no rank exchanges any more."""
+        errors: list[BaseException] = []
 
-        def guarded(work: Callable[[], None]) -> None:
+        def guarded(comm: LinkCommunicator, work: Callable[[], None]) -> None:
             try:
                 work()
-            except BaseException:
-                self._barrier.abort()
-                raise
+            except BaseException as error:
+                errors.append(error)
+                comm.abort(f"rank {comm.rank} has failed")
 
         with ThreadPoolExecutor(len(works)) as pool:
-            futures = [pool.submit(guarded, work) for work in works]
-        self._barrier.reset()
-        errors = [error for future in futures if (error := future.exception()) is not None]
+            for comm, work in zip(self.comms, works, strict=True):
+                pool.submit(guarded, comm, work)
         if errors:
-            raise min(errors, key=lambda error: isinstance(error, _PeerFailed))
-
-    def abort(self) -> None:
-        """Ends all waiting calls."""
-        self._barrier.abort()
-
-
-class _PeerFailed(ExecutorError):
-    """Raised by a rank that waited for one that failed."""
-
-
-class ThreadCommunicator:
-    """One rank's end of a rendezvous (runtime/ranks/communicator.py)."""
-
-    here = True
-
-    def __init__(self, rendezvous: Rendezvous, rank: int, ranks: int) -> None:
-        self._rendezvous, self.rank, self.ranks = rendezvous, rank, ranks
-        self.limit_s = LIMIT_S
-
-    def parts(self, array: Array) -> list[Array]:
-        """The arrays of all ranks, in order."""
-        return self._rendezvous.exchange(self.rank, array.copy())
-
-    def all_reduce(self, array: Array) -> Array:
-        """The sum, in rank order."""
-        return sum_of(self.parts(array))
-
-    def all_gather(self, array: Array) -> Array:
-        """[ranks, *shape]."""
-        return np.stack(self.parts(array))
-
-    def barrier(self) -> None:
-        """Returns when all ranks have called it."""
-        self._rendezvous.exchange(self.rank, None)
-
-    def abort(self, why: str) -> None:
-        """Ends all waiting calls."""
-        self._rendezvous.abort()
-
-    def at_abort(self, work: Callable[[], None]) -> None:
-        """Does nothing: only the calls above wait."""
-
-    def at_wait(self, work: Callable[[], None]) -> None:
-        """Does nothing: no caller reads the progress of these calls."""
+            raise errors[0]
 
     def close(self) -> None:
-        """Does nothing: no resources are held."""
+        for comm in self.comms:
+            comm.close()
 
 
 class RankStates:
@@ -214,6 +161,7 @@ class RanksExecutor(SynchronousExecutor):
     def close(self) -> None:
         for part in self.parts:
             part.close()
+        self._rendezvous.close()
 
 
 def together(

@@ -16,7 +16,6 @@ import onnx
 from numpy.typing import NDArray
 
 from spark_engine.check.engines.live_rows import LiveRows
-from spark_engine.check.engines.ranks import ThreadCommunicator
 from spark_engine.engine_file import EngineHeader, read_manifest
 from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.interface import STATE_OUT
@@ -24,6 +23,7 @@ from spark_engine.manifest import weights_name
 from spark_engine.op import DOMAIN, Attrs, Op
 from spark_engine.plugins.registry import get
 from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor
+from spark_engine.runtime.ranks.communicator import LinkCommunicator
 from spark_engine.segments import Collective, Segment, Segments
 from spark_engine.tensors import TensorSpec
 from spark_engine.weights_file import map_weights
@@ -79,7 +79,7 @@ class ReferenceExecutor(SynchronousExecutor):
         payload: bytes,
         folder: Path,
         threads: int = 0,
-        comm: ThreadCommunicator | None = None,
+        comm: LinkCommunicator | None = None,
     ) -> None:
         self.specs = Specs(header.inputs, header.states, header.outputs)
         self._comm = comm

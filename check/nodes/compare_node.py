@@ -241,7 +241,7 @@ def _integers(output: _Output, most: float) -> Verdict:
     pairs = zip(output.got[rows].tolist(), output.want[rows].tolist(), strict=True)
     tolerated = tolerated and all(len(set(want) - set(got)) <= 1 for got, want in pairs)
     reason = "" if tolerated else f"{part:.2%} of the values differ"
-    return Verdict(output.name, not reason, reason, {"differ": part}, hard=bool(reason))
+    return Verdict(output.name, reason, {"differ": part}, hard=bool(reason))
 
 
 def _floats(output: _Output, limits: NodeLimits) -> Verdict:
@@ -249,9 +249,9 @@ def _floats(output: _Output, limits: NodeLimits) -> Verdict:
     a, b = output.got.astype(np.float64), output.want.astype(np.float64)
     unread = np.isnan(a) & np.isnan(b) | np.isinf(a) & (a == b)
     if not np.isfinite(a[~unread]).all():
-        return Verdict(name, False, "NaN or infinity where the reference has none", hard=True)
+        return Verdict(name, "NaN or infinity where the reference has none", hard=True)
     if not np.isfinite(b[~unread]).all():
-        return Verdict(name, False, "numbers where the reference is NaN or infinite", hard=True)
+        return Verdict(name, "numbers where the reference is NaN or infinite", hard=True)
     a, b = np.where(unread, 0, a), np.where(unread, 0, b)
     d = distance(a, b)
     base = None if output.base is None else output.base.astype(np.float64)
@@ -269,7 +269,7 @@ def _floats(output: _Output, limits: NodeLimits) -> Verdict:
         if value > limit
     ]
     reason = max(complaints)[1] if complaints else ""
-    return Verdict(name, not reason, reason, figures, hard=bool(reason))
+    return Verdict(name, reason, figures, hard=bool(reason))
 
 
 def _percent(part: float) -> str:

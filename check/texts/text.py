@@ -99,7 +99,7 @@ def compare_texts(
     }
     finding = Finding("greedy text", "greedy text")
     reason = f"{len(wrong)} tokens differ" if wrong else ""
-    verdict = Verdict("greedy text", not wrong, reason, figures, hard=bool(wrong))
+    verdict = Verdict("greedy text", reason, figures, hard=bool(wrong))
     finding.add(verdict, wrong[0] if wrong else "")
     level.findings += [finding, *rounds]
     level.settle(lambda f: f.name, 0)

@@ -142,7 +142,7 @@ class _Run:
             "near_ties": float(self._near),
         }
         reason = f"{len(self.wrong)} rounds differ from decode" if self.wrong else ""
-        return Verdict(name, not self.wrong, reason, figures, hard=bool(self.wrong))
+        return Verdict(name, reason, figures, hard=bool(self.wrong))
 
     def _launch(self, launch: prompts.CheckLaunch) -> dict[str, Array]:
         return self._runner.launch(feed(self._session, launch, self._number))

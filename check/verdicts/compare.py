@@ -22,14 +22,14 @@ PROBABILITIES = ("logprobs", "top_logprobs")  # compared without the log, which 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on one tensor of one launch; true in a boolean context if it is close enough.
+    """The verdict on one tensor of one launch; true in a boolean context if it is close enough,
+    which has no `reason`.
 
     `outliers` of `rows` rows are beyond the limits; the thresholds may allow a few over a whole
     run. A `hard` failure is never allowed.
     """
 
     name: str
-    passed: bool
     reason: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
     rows: int = 1
@@ -37,7 +37,7 @@ class Verdict:
     hard: bool = False
 
     def __bool__(self) -> bool:
-        return self.passed
+        return not self.reason
 
 
 class Compare:
@@ -64,16 +64,15 @@ class Compare:
         if name in LOGITS:
             b = b[:, : a.shape[1]]  # several GPUs show rank 0's ids
         if a.shape != b.shape:
-            return Verdict(name, False, f"shape {a.shape}, reference {b.shape}", hard=True)
+            return Verdict(name, f"shape {a.shape}, reference {b.shape}", hard=True)
         if not np.isfinite(a).all() or not np.isfinite(b).all():
             side = "candidate" if not np.isfinite(a).all() else "reference"
-            return Verdict(name, False, f"the {side} holds NaN or infinity", hard=True)
+            return Verdict(name, f"the {side} holds NaN or infinity", hard=True)
         if name in TOKENS:
             return self._tokens(name, a, b, reference)
         if a.dtype.kind == "i":
             wrong = int((a != b).sum())
-            reason = f"{wrong} integers differ" if wrong else ""
-            return Verdict(name, wrong == 0, reason, hard=wrong > 0)
+            return Verdict(name, f"{wrong} integers differ" if wrong else "", hard=wrong > 0)
         if name in PROBABILITIES:
             return self._probabilities(name, a, b)
         return self._floats(name, a, b)
@@ -82,13 +81,13 @@ class Compare:
         """Another token is allowed if the reference has both at a near tie."""
         differ = a != b
         if not differ.any():
-            return Verdict(name, True, rows=len(a))
+            return Verdict(name, rows=len(a))
         by_round = name == "last_tokens" and LAST in reference
         logits = reference["logits"][reference[LAST if by_round else "emitted"]]
         wrong = int((differ & ~near_tie_rows(logits, a, self._limits.tie)).sum())
         figures = {"flips": float(differ.sum()), "near_ties": float(differ.sum() - wrong)}
         reason = f"{wrong} tokens differ" if wrong else ""
-        return Verdict(name, wrong == 0, reason, figures, len(a), wrong)
+        return Verdict(name, reason, figures, len(a), wrong)
 
     def _drafts(self, a: Floats, b: Floats) -> Verdict:
         """Drafts: a near tie in one changes all later ones, and no generated token depends on
@@ -98,14 +97,14 @@ class Compare:
         part = outliers / max(len(a), 1)
         many = part > MOST_OTHER_DRAFTS
         reason = f"{part:.0%} of the sequences have other drafts" if many else ""
-        return Verdict("drafts", not many, reason, {"flips": float(outliers)}, len(a), hard=many)
+        return Verdict("drafts", reason, {"flips": float(outliers)}, len(a), hard=many)
 
     def _probabilities(self, name: str, a: Floats, b: Floats) -> Verdict:
         gaps = np.abs(np.exp(a) - np.exp(b)).reshape(len(a), -1).max(axis=1)
         gap, limit = float(gaps.max()), self._limits.rel_l2
         reason = f"probabilities differ by {gap:.2g} > {limit:g}" if gap > limit else ""
         outliers = int((gaps > limit).sum())
-        return Verdict(name, not reason, reason, {"max_abs": gap}, len(a), outliers)
+        return Verdict(name, reason, {"max_abs": gap}, len(a), outliers)
 
     def _floats(self, name: str, a: Floats, b: Floats) -> Verdict:
         limits = self._limits
@@ -126,4 +125,4 @@ class Compare:
             )
         if d.cosine < limits.cosine:
             complaints.append(f"cosine {d.cosine:.5f} < {limits.cosine:g}")
-        return Verdict(name, not complaints, "; ".join(complaints), figures, d.rows, outliers)
+        return Verdict(name, "; ".join(complaints), figures, d.rows, outliers)

@@ -19,15 +19,12 @@ SMALL_ROW = 0.1  # smaller rows are measured relative to this part of the typica
 
 @dataclass(frozen=True)
 class Distance:
-    """`rel_l2` and `max_rel` are relative to the reference row's norm and largest magnitude.
-
-    `outliers` of `rows` rows are beyond the given limits.
-    """
+    """`rel_l2` is relative to the reference row's norm; `outliers` of `rows` rows are beyond the
+    given limits."""
 
     cosine: float
     rel_l2: float
     max_abs: float
-    max_rel: float
     worst_row: int
     rows: int
     outliers: int
@@ -64,17 +61,15 @@ def distance(
     if a.shape != b.shape:
         raise ValueError(f"shapes {candidate.shape} and {reference.shape} differ")
     if a.size == 0:
-        return Distance(1.0, 0.0, 0.0, 0.0, 0, len(a), 0)
+        return Distance(1.0, 0.0, 0.0, 0, len(a), 0)
     length = np.linalg.norm(b, axis=1)
     floor = SMALL_ROW * np.sqrt(np.mean(length**2))
     unit = np.maximum(np.maximum(length, floor), np.finfo(np.float64).tiny)
     error = np.linalg.norm(a - b, axis=1) / unit
     alike = _cosine(a, b, floor)
     worst = int(np.argmax(error))
-    largest = float(np.abs(a - b).max())
-    peak = max(float(np.abs(b).max()), np.finfo(np.float64).tiny)
     outliers = int(((error > rel_l2) | (alike < cosine)).sum())
-    figures = (float(alike.min()), float(error[worst]), largest, largest / peak)
+    figures = (float(alike.min()), float(error[worst]), float(np.abs(a - b).max()))
     return Distance(*figures, worst, len(a), outliers)
 
 

@@ -20,45 +20,28 @@ ROUNDS_ACTIVATIONS = ("fp8", "fp8_channel", "fp8_block", "nvfp4_a4", "nvfp4_a8")
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Limits for the worst row of a tensor.
+    """Limits for the worst row of a tensor."""
 
-    Attributes:
-        name: the row of the table.
-        cosine: at least this.
-        rel_l2: at most this part of the reference row's length.
-        kl: nats, at most, from the reference's next-token distribution.
-        tie: logits closer than this part of the row's range may change places.
-        outliers: this part of all rows may be beyond the limits. Zero unless values are rounded:
-            then a router may choose another expert for a token, which is a large but harmless
-            difference.
-    """
-
-    name: str
-    cosine: float
-    rel_l2: float
-    kl: float
-    tie: float
+    name: str  # the row of the table
+    cosine: float  # at least this
+    rel_l2: float  # at most this part of the reference row's length
+    kl: float  # nats, at most, from the reference's next-token distribution
+    tie: float  # logits closer than this part of the row's range may change places
+    # This part of all rows may be beyond the limits. Zero unless values are rounded: then a router
+    # may choose another expert for a token, which is a large but harmless difference.
     outliers: float
 
 
 @dataclass(frozen=True)
 class NodeLimits:
-    """Limits for the outputs of one node alone, with the reference's operands.
+    """Limits for the outputs of one node alone, with the reference's operands."""
 
-    Attributes:
-        name: the row of the table.
-        exact: of the worst row's relative L2 distance, for an f32 output.
-        rel_l2: the same, for an output in 16 bits.
-        coded: the same, for an output in 8 or 4 bits, decoded.
-        scale: common relative error of columns (`metrics.scale_error`).
-        noise, coded_noise: relative error of a value that rounding explains.
-    """
-
-    name: str
-    exact: float
-    rel_l2: float
-    coded: float
-    scale: float
+    name: str  # the row of the table
+    exact: float  # of the worst row's relative L2 distance, for an f32 output
+    rel_l2: float  # the same, for an output in 16 bits
+    coded: float  # the same, for an output in 8 or 4 bits, decoded
+    scale: float  # common relative error of columns (`metrics.scale_error`)
+    # noise and coded_noise: relative error of a value that rounding explains.
     noise: float
     coded_noise: float
 

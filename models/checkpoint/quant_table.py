@@ -25,20 +25,13 @@ _KEYS = ("quantization_config", "compression_config", "quantization")
 
 @dataclass(frozen=True)
 class QuantTable:
-    """Scheme by module; experts of one layer share one, found at the name of their group.
+    """Scheme by module; experts of one layer share one, found at the name of their group."""
 
-    Attributes:
-        modules: of the text network.
-        kv_fp8: the checkpoint asks for an e4m3 KV cache.
-        drafts: of the draft head, in any scheme.
-        draft_dialect: the dialect of the head's tensors.
-    """
-
-    modules: Mapping[str, Scheme]
+    modules: Mapping[str, Scheme]  # of the text network
     dialect: Dialect
-    kv_fp8: bool
-    drafts: Mapping[str, Scheme] = field(default_factory=dict)
-    draft_dialect: Dialect = Dialect.MODELOPT
+    kv_fp8: bool  # the checkpoint asks for an e4m3 KV cache
+    drafts: Mapping[str, Scheme] = field(default_factory=dict)  # of the draft head, in any scheme
+    draft_dialect: Dialect = Dialect.MODELOPT  # the dialect of the head's tensors
 
     def __getitem__(self, module: str) -> Scheme:
         """The scheme of a module; plain if it is no projection."""

@@ -36,17 +36,12 @@ class ValueKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Split:
-    """How ranks share a tensor: each has an equal share of every part of one axis.
+    """How ranks share a tensor: each has an equal share of every part of one axis."""
 
-    Attributes:
-        axis: of the tensor's shape in this list.
-        parts: (units, elements of a unit) of each part of that axis, in order. No unit is cut.
-        shared: if there are fewer units than ranks, several ranks have the same one.
-    """
-
-    axis: int
+    axis: int  # of the tensor's shape in this list
+    # (units, elements of a unit) of each part of that axis, in order. No unit is cut.
     parts: tuple[tuple[int, int], ...]
-    shared: bool = False
+    shared: bool = False  # if there are fewer units than ranks, several ranks have the same one
 
     @property
     def length(self) -> int:
@@ -153,19 +148,12 @@ def by_columns(units: int, size: int) -> Split:
 
 @dataclass(frozen=True)
 class Experts:
-    """The routed experts of one layer, in both forms of files.
+    """The routed experts of one layer, in both forms of files."""
 
-    Attributes:
-        name: the group of their projections, and their name in quantisation configs.
-        each: gate, up and down of each expert.
-        gate_up: all of them stacked, [E, 2·I, H].
-        down: all down projections stacked, [E, H, I].
-    """
-
-    name: str
-    each: tuple[tuple[Linear, Linear, Linear], ...]
-    gate_up: Tensor
-    down: Tensor
+    name: str  # the group of their projections, and their name in quantisation configs
+    each: tuple[tuple[Linear, Linear, Linear], ...]  # gate, up and down of each expert
+    gate_up: Tensor  # all of them stacked, [E, 2·I, H]
+    down: Tensor  # all down projections stacked, [E, H, I]
 
 
 def tensors_of(block: object) -> Iterator[Row]:

@@ -29,10 +29,7 @@ def fail(file: str, what: str, remedy: str) -> NoReturn:
 
 
 def weight_files(
-    folder: Path,
-    names: Collection[str],
-    table: Mapping[str, str] | None,
-    optional: tuple[str, ...],
+    folder: Path, names: Collection[str], table: Mapping[str, str] | None, optional: tuple[str, ...]
 ) -> tuple[list[str], list[str]]:
     """The files that are the model, of those in a folder or to be fetched into it, and notes about
     those that are missing and not needed. `table`: of tensor to file, where there is an index."""

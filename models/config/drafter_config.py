@@ -34,18 +34,9 @@ _NEEDED: Mapping[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """A block drafter. Heads and dims are counts.
+    """A block drafter. Heads and dims are counts."""
 
-    Attributes:
-        taps: the target's layers of which it reads the residual stream, zero-based.
-        block: tokens of a block that it was trained for; mask: the id of all but the first.
-        window: a query sees keys at distances below it.
-        group: columns of a group of the convolutions.
-        rank, top: of the selector, and its candidates of a draft.
-        target: the name of the model that it was trained for; "" if the file has none.
-    """
-
-    taps: tuple[int, ...]
+    taps: tuple[int, ...]  # the target's layers of which it reads the residual stream, zero-based
     target_layers: int | None
     hidden: int
     vocab: int
@@ -56,13 +47,13 @@ class DrafterConfig:
     intermediate: int
     theta: float
     eps: float
-    window: int
-    block: int
-    mask: int
-    group: int
-    rank: int
-    top: int
-    target: str = ""
+    window: int  # a query sees keys at distances below it
+    block: int  # tokens of a block that it was trained for
+    mask: int  # the id of all tokens of a block but the first
+    group: int  # columns of a group of the convolutions
+    rank: int  # of the selector
+    top: int  # its candidates of a draft
+    target: str = ""  # the name of the model that it was trained for; "" if the file has none
 
     @property
     def kv_token_width(self) -> int:

@@ -25,19 +25,10 @@ class MoeConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A text network. Heads and dims are counts; `layers` names the mixer of each layer.
+    """A text network. Heads and dims are counts; `layers` names the mixer of each layer."""
 
-    Attributes:
-        model_type: the model family's name, for every variant of it.
-        nested: the text config is inside a multimodal one (prefix `model.language_model.`).
-        dtype: the dtype of plain tensors according to the file (a hint: the tensors decide).
-        state_dtype: the recurrent state's dtype that the checkpoint asks for.
-        eos_token_ids: of generation_config and config together, in that order, no repeats.
-        mtp_layers: of the draft head; None if the file does not say (the tensors decide).
-    """
-
-    model_type: str
-    nested: bool
+    model_type: str  # the model family's name, for every variant of it
+    nested: bool  # the text config is inside a multimodal one (prefix `model.language_model.`)
     layers: tuple[str, ...]
     hidden: int
     vocab: int
@@ -55,10 +46,12 @@ class ModelConfig:
     moe: MoeConfig | None
     tied: bool
     max_position: int
-    dtype: DType
-    state_dtype: DType
+    dtype: DType  # the dtype of plain tensors according to the file (a hint: the tensors decide)
+    state_dtype: DType  # the recurrent state's dtype that the checkpoint asks for
+    # Of generation_config and config together, in that order, no repeats.
     eos_token_ids: tuple[int, ...]
     _: KW_ONLY
+    # Of the draft head; None if the file does not say (the tensors decide).
     mtp_layers: int | None = None
 
     @property

@@ -22,29 +22,21 @@ NO_TOWER = "networks of this model type read no images"
 
 @dataclass(frozen=True)
 class ModelFamily(Generic[C]):
-    """A kind of network with its configuration and the names of its tensors.
+    """A kind of network with its configuration and the names of its tensors."""
 
-    Attributes:
-        name: the folder's name, and `ModelConfig.model_type`.
-        model_types: its values of `model_type` in config.json.
-        architectures: its values of `architectures` in config.json.
-        read_config: converts config.json and generation_config.json to a frozen dataclass.
-        network: its blocks, each with its tensors' names and shapes.
-        draft_head: the draft head's blocks, or the reason why there is none.
-        tower: the vision tower's blocks, or the reason why there is none.
-        ignored_prefixes: the prefixes of names of each part that files may lack.
-        stacks_experts: its exporters stack unquantised experts.
-    """
-
-    name: str
-    model_types: tuple[str, ...]
-    architectures: tuple[str, ...]
+    name: str  # the folder's name, and `ModelConfig.model_type`
+    model_types: tuple[str, ...]  # its values of `model_type` in config.json
+    architectures: tuple[str, ...]  # its values of `architectures` in config.json
+    # Converts config.json and generation_config.json to a frozen dataclass.
     read_config: Callable[[Json, Json], C]
-    network: Callable[[C], Decoder]
+    network: Callable[[C], Decoder]  # its blocks, each with its tensors' names and shapes
+    # The draft head's blocks, or the reason why there is none.
     draft_head: Callable[[C], DraftHead | str] = lambda config: NO_DRAFT_HEAD
+    # The vision tower's blocks, or the reason why there is none.
     tower: Callable[[C], VisionTower | str] = lambda config: NO_TOWER
+    # The prefixes of names of each part that files may lack.
     ignored_prefixes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    stacks_experts: bool = True
+    stacks_experts: bool = True  # its exporters stack unquantised experts
 
     def tensors(self, config: C) -> tuple[Row, ...]:
         """Every tensor of a checkpoint, in the order of the network, then those of the tower."""

@@ -122,12 +122,7 @@ class DraftRound:
         return state
 
     def _draft_block(
-        self,
-        w: Writer,
-        drafter: BlockDrafter,
-        ids: gs.Variable,
-        accepted: gs.Variable,
-        debug: bool,
+        self, w: Writer, drafter: BlockDrafter, ids: gs.Variable, accepted: gs.Variable, debug: bool
     ) -> gs.Variable:
         """The state with the next round's drafts, made in one pass."""
 

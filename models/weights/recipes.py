@@ -33,23 +33,16 @@ class Reads(Protocol):
 
 @dataclass(frozen=True)
 class Recipe:
-    """One node of an expression: `op` over `args`, or a leaf.
+    """One node of an expression: `op` over `args`, or a leaf."""
 
-    Attributes:
-        op: a key of the evaluator's table.
-        dtype, shape: of the result.
-        args: operands.
-        source: the tensor's name in the file, for the leaf "source".
-        values: the elements in order, for the leaf "constant".
-        function: of "transform"; equal functions make equal recipes.
-    """
-
-    op: str
+    op: str  # a key of the evaluator's table
+    # dtype and shape: of the result.
     dtype: DType
     shape: tuple[int, ...]
-    args: tuple[Recipe, ...] = ()
-    source: str = ""
-    values: tuple[float, ...] = ()
+    args: tuple[Recipe, ...] = ()  # operands
+    source: str = ""  # the tensor's name in the file, for the leaf "source"
+    values: tuple[float, ...] = ()  # the elements in order, for the leaf "constant"
+    # Of "transform"; equal functions make equal recipes.
     function: Callable[..., Array] | None = None
 
     def sources(self) -> Iterator[str]:

@@ -30,15 +30,10 @@ FP4 = (Scheme.NVFP4, Scheme.NVFP4_A4)
 
 @dataclass(frozen=True)
 class Cut:
-    """A rank's share of an axis, as a function that compares equal to another of the same share.
+    """A rank's share of an axis, as a function that compares equal to another of the same share."""
 
-    Attributes:
-        axis: of the array.
-        parts: (units, entries of a unit) along it, as in `Split`.
-    """
-
-    axis: int
-    parts: tuple[tuple[int, int], ...]
+    axis: int  # of the array
+    parts: tuple[tuple[int, int], ...]  # (units, entries of a unit) along it, as in `Split`
     ranks: int
     rank: int = 0
 

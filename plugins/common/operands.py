@@ -34,13 +34,18 @@ def _starts(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
     return np.asarray(tiles * launch.tile, np.int32)
 
 
+def tokens(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
+    """Ids of any tokens."""
+    return np.asarray(rng.integers(0, 1000, dims), np.int32)
+
+
 def _counts(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
     return np.full(dims, launch.tile, np.int32)
 
 
-def tokens(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
-    """Ids of any tokens."""
-    return np.asarray(rng.integers(0, 1000, dims), np.int32)
+def ids_of(weight: str) -> Fill:
+    """Ids of any rows of a weight."""
+    return lambda launch, dims, rng: rng.integers(0, launch.specs[weight].dims[0], dims, np.int32)
 
 
 def _pages(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:

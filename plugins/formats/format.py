@@ -34,86 +34,58 @@ ExpertSizes = tuple[tuple[int, int, int, int, int], ...]  # rows, experts, chose
 
 @dataclass(frozen=True)
 class Inputs:
-    """How a format quantises activations.
+    """How a format quantises activations."""
 
-    Attributes:
-        quant: its name in the attribute `quant` of fused ops.
-        op: the op that does so alone.
-        makes: the linear op's operands that it writes.
-        quantise: (x f32 [rows,K], static scale f32 [], if it is) -> `makes`.
-        quantise_body: (f, f32 x, static scale, K, names for the results) -> `makes`.
-        decode: values -> float64 [rows, K].
-        decode_body: (f, values, K) -> f32 [rows, K].
-        scale: the operand of the linear op that has the static scale, alone or, where merging joins
-            it, times the weight's own scales of rows; "": quantisation is dynamic.
-        largest: what a static scale of 1 can represent.
-        attrs: of the op's nodes.
-    """
-
-    quant: str
-    op: str
-    makes: tuple[str, ...]
+    quant: str  # its name in the attribute `quant` of fused ops
+    op: str  # the op that does so alone
+    makes: tuple[str, ...]  # the linear op's operands that it writes
+    # (x f32 [rows,K], static scale f32 [], if it is) -> `makes`.
     quantise: Callable[[F32, F32], tuple[Array, ...]]
+    # (f, f32 x, static scale, K, names for the results) -> `makes`.
     quantise_body: Callable[[Text, str, str, int, Sequence[str]], tuple[str, ...]]
-    decode: Callable[[Values], F64]
-    decode_body: Callable[[Text, Names, int], str]
+    decode: Callable[[Values], F64]  # values -> float64 [rows, K]
+    decode_body: Callable[[Text, Names, int], str]  # (f, values, K) -> f32 [rows, K]
+    # The operand of the linear op that has the static scale, alone or, where merging joins it,
+    # times the weight's own scales of rows; "": quantisation is dynamic.
     scale: str = ""
-    largest: float = 0.0
-    attrs: Attrs = field(default_factory=dict)
+    largest: float = 0.0  # what a static scale of 1 can represent
+    attrs: Attrs = field(default_factory=dict)  # of the op's nodes
 
 
 @dataclass(frozen=True)
 class ExpertKernels:
-    """How the kernels of the experts read a format.
+    """How the kernels of the experts read a format."""
 
-    Attributes:
-        weights: macro WEIGHTS of experts_common.cuh, which decodes so.
-        quant: macro QUANT of experts_quantise.cuh.
-        dtype: of a weight that is packed.
-        pack: rows as bytes -> fragments (expert_layout.py).
-        pack_scales: the same of `w_scale`; None: it is not packed.
-    """
-
-    weights: int
-    quant: int
-    dtype: DType
-    pack: Callable[[U8], U8]
-    pack_scales: Callable[[U8], U8] | None = None
+    weights: int  # macro WEIGHTS of experts_common.cuh, which decodes so
+    quant: int  # macro QUANT of experts_quantise.cuh
+    dtype: DType  # of a weight that is packed
+    pack: Callable[[U8], U8]  # rows as bytes -> fragments (expert_layout.py)
+    pack_scales: Callable[[U8], U8] | None = None  # the same of `w_scale`; None: it is not packed
 
 
 @dataclass(frozen=True)
 class Format:
-    """A number format of weights.
+    """A number format of weights."""
 
-    Attributes:
-        name: the attribute `format` of `grouped_moe`.
-        op: the linear op; formats may share one.
-        operands: of the linear op; those that merging joins are the weight and its scales.
-        bits: of a weight, with the scales that are packed with it.
-        quantise: f32 [N,K] -> the weight and its scales, those of rows f32 [N].
-        decode: values -> w float64 [N,K], without the scales of rows.
-        decode_body: (f, values, [N,K]) -> w f32 [N,K], the same.
-        rows: the operands that multiply the sum.
-        inputs: how activations are quantised; None: they are as they are.
-        attrs: of the linear op's nodes, besides `dtype`.
-        experts: how the experts' kernels read it; None: only the CPU serves such experts.
-        linear_sizes, expert_sizes: of the ops' cases, by the activations' dtype.
-        weights: dtypes of the weights of these linear cases, where the format leaves it open.
-    """
-
-    name: str
-    op: str
+    name: str  # the attribute `format` of `grouped_moe`
+    op: str  # the linear op; formats may share one
+    # Of the linear op; those that merging joins are the weight and its scales.
     operands: tuple[Operand, ...]
-    bits: float
+    bits: float  # of a weight, with the scales that are packed with it
+    # f32 [N,K] -> the weight and its scales, those of rows f32 [N].
     quantise: Callable[[F32], tuple[Array, ...]]
-    decode: Callable[[Values], F64]
+    decode: Callable[[Values], F64]  # values -> w float64 [N,K], without the scales of rows
+    # (f, values, [N,K]) -> w f32 [N,K], the same.
     decode_body: Callable[[Text, Names, tuple[int, int]], str]
+    # linear_sizes and expert_sizes: of the ops' cases, by the activations' dtype.
     linear_sizes: Mapping[DType, LinearSizes]
     expert_sizes: Mapping[DType, ExpertSizes]
+    # Dtypes of the weights of these linear cases, where the format leaves it open.
     weights: tuple[DType, ...] = ()
-    rows: tuple[str, ...] = ()
-    inputs: Inputs | None = None
-    attrs: Attrs = field(default_factory=dict)
+    rows: tuple[str, ...] = ()  # the operands that multiply the sum
+    inputs: Inputs | None = None  # how activations are quantised; None: they are as they are
+    attrs: Attrs = field(default_factory=dict)  # of the linear op's nodes, besides `dtype`
+    # How the experts' kernels read it; None: only the CPU serves such experts.
     experts: ExpertKernels | None = None
 
     @cached_property

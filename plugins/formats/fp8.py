@@ -63,12 +63,7 @@ _XQ, _W, _, _W_SCALE = STATIC.operands
 BY_TOKEN = replace(
     STATIC,
     name="fp8_channel",
-    operands=(
-        _XQ,
-        _W,
-        Operand("x_scale", Role.SCALE, "f32[tokens,1]", When("by_token")),
-        _W_SCALE,
-    ),
+    operands=(_XQ, _W, Operand("x_scale", Role.SCALE, "f32[tokens,1]", When("by_token")), _W_SCALE),
     quantise=_quantise_rows,
     inputs=Inputs(
         quant="fp8_token",

@@ -1,9 +1,8 @@
 """Number formats of quantised tensors in numpy: E4M3, E2M1, NVFP4, 128-wide FP8 blocks.
 
-Knows no op and no file. A quantising step decides in float32, as every implementation does,
-so that a reference and an executor round alike. Sources: NVIDIA TensorRT Model Optimizer
-(`nvfp4_tensor.py`) for NVFP4 and per-tensor FP8; DeepSeek-V3's report, section 3.3, for FP8
-blocks.
+Knows no op and no file. A quantising step decides in float32, as every implementation does, so that
+a reference and an executor round alike. Sources: NVIDIA TensorRT Model Optimizer
+(`nvfp4_tensor.py`) for NVFP4 and per-tensor FP8; DeepSeek-V3's report, section 3.3, for FP8 blocks.
 """
 
 from typing import Any

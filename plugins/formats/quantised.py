@@ -68,10 +68,7 @@ def _quantised(attrs: Attrs, k: str) -> tuple[Result, ...]:
 
 
 def chain(
-    attrs: Attrs,
-    parts: Sequence[Part],
-    before: Sequence[str] = (),
-    after: Sequence[str] = (),
+    attrs: Attrs, parts: Sequence[Part], before: Sequence[str] = (), after: Sequence[str] = ()
 ) -> Chain:
     """`parts`, which make y, then the stand-alone quantisers: before…, [y], after…, quantised…"""
     quant, tail = str(attrs["quant"]), []

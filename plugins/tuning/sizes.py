@@ -8,23 +8,14 @@ ALONE = FAN * FAN  # chunks of a row, at most: enough for a few long rows to fil
 
 @dataclass(frozen=True)
 class Chunks:
-    """The chunks of a row in decode attention, of one token or of a round of drafts.
+    """The chunks of a row in decode attention, of one token or of a round of drafts."""
 
-    Attributes:
-        tokens: of a chunk, about.
-        warps: of a block of one query, over e4m3 pages.
-        most: chunks of a row, at most.
-        large: True for targets with Hopper's shared memory, False for the others.
-        why: its use, if no recorded time has it as the best.
-        fallback: `paged_attention` has it too, for nodes that no fusion takes.
-    """
-
-    tokens: int
-    warps: int
-    most: int
-    large: bool
-    why: str = ""
-    fallback: bool = False
+    tokens: int  # of a chunk, about
+    warps: int  # of a block of one query, over e4m3 pages
+    most: int  # chunks of a row, at most
+    large: bool  # True for targets with Hopper's shared memory, False for the others
+    why: str = ""  # its use, if no recorded time has it as the best
+    fallback: bool = False  # `paged_attention` has it too, for nodes that no fusion takes
 
     @property
     def name(self) -> str:
@@ -40,25 +31,17 @@ class Chunks:
 
 @dataclass(frozen=True)
 class HeadBlocks:
-    """The blocks of a decode step of the delta rule.
+    """The blocks of a decode step of the delta rule."""
 
-    Attributes:
-        name: the tactic's name.
-        warps: of a block.
-        blocks: of a multiprocessor.
-        grouped: a block has all value heads of a key head, else one.
-        stages: chunks of a warp in flight to shared memory; 0: loads go through registers.
-        chunked: a round's tokens at once, by products of tf32; other bits than token by token. Two
-            value heads of a key head are grouped, which is faster; three are not.
-        why, fallback: as in `Chunks`, with `gated_delta_step` as the unfused op.
-    """
-
-    name: str
-    warps: int
-    blocks: int
-    grouped: bool = False
-    stages: int = 0
+    name: str  # the tactic's name
+    warps: int  # of a block
+    blocks: int  # of a multiprocessor
+    grouped: bool = False  # a block has all value heads of a key head, else one
+    stages: int = 0  # chunks of a warp in flight to shared memory; 0: loads go through registers
+    # A round's tokens at once, by products of tf32; other bits than token by token. Two value heads
+    # of a key head are grouped, which is faster; three are not.
     chunked: bool = False
+    # why and fallback: as in `Chunks`, with `gated_delta_step` as the unfused op.
     why: str = ""
     fallback: bool = False
 

@@ -49,7 +49,6 @@ _BY = click.option(
     "--route-by",
     type=click.Choice(POLICIES),
     default="prefix",
-    show_default=True,
     help="To which replica a request goes: prefix, one that has its beginning cached; least, the "
     "one with the least load; turn, the next one.",
 )
@@ -70,12 +69,10 @@ _RAY = click.option(
     "--ray", metavar="ADDRESS", help="The Ray cluster, e.g. auto or ray://HOST:10001."
 )
 _NUMBER = "Replicas: a number, or a range within which load decides."
-_CLUSTER = click.option(
-    "--ray", metavar="ADDRESS", default="auto", show_default=True, help="The Ray cluster."
-)
+_CLUSTER = click.option("--ray", metavar="ADDRESS", default="auto", help="The Ray cluster.")
 
 
-@click.group()
+@click.group(context_settings={"show_default": True})
 @click.version_option(package_name="spark-engine", prog_name=NAME)
 def main() -> None:
     """Several engines behind one address.
@@ -96,10 +93,10 @@ def main() -> None:
 @config_file.option(
     NAME, OF_FILE, "Read options of the server from this TOML file, as spark-run has them."
 )
-@click.option("--replicas", default="1", show_default=True, metavar="N|MIN-MAX", help=_NUMBER)
+@click.option("--replicas", default="1", metavar="N|MIN-MAX", help=_NUMBER)
 @_TARGET
 @_GPUS
-@click.option("--cpus", type=Finite(0), default=1.0, show_default=True, help="CPUs of a replica.")
+@click.option("--cpus", type=Finite(0), default=1.0, help="CPUs of a replica.")
 @_RAY
 @_BY
 def run(
@@ -161,8 +158,7 @@ def run(
 def front(urls: tuple[str, ...], route_by: str, ray: str | None, **values: Any) -> None:
     """Starts a front for the servers at URL, or for the replicas of `run` in the cluster --ray.
 
-    A URL is http://HOST:PORT, or dns://NAME:PORT for all addresses of a name. They do not
-    need Ray.
+    A URL is http://HOST:PORT, or dns://NAME:PORT for all addresses of a name. They do not need Ray.
     """
     with standard_error(LogFormat(values["log_format"])), command(NAME):
         from spark_engine.runtime.replicas.fleet import listed

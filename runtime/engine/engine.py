@@ -122,8 +122,7 @@ class Engine:
     def submit(self, request: Request) -> int:
         """Checks and queues a request, and returns its id, which grows with every call.
 
-        Raises RequestError when this engine can never run it, CapacityError when the queue is
-        full.
+        Raises RequestError when this engine can never run it, CapacityError when the queue is full.
         """
         request.check(self.loaded.limits, self.loaded.eos, self.loaded.vision)
         request_id = self._next_id

@@ -65,39 +65,29 @@ HOST_TARGETS = ("cpu",)  # their targets; a GPU's target is known by its driver
 
 @dataclass(frozen=True)
 class Loaded:
-    """An engine with open executors.
-
-    Attributes:
-        folder: None when it came from no folder.
-        device_states: the states, where the executors have their own; None: the host's.
-        table_writer: writes the tables, likewise.
-        open_bucket: opens one more payload over the same weights, states and tables; the caller
-            closes it.
-        costs: microseconds of a launch by bucket, as far as they are known.
-        cache_bytes: budget of the prefix cache, pages and snapshots together; None: all there are.
-        invariant: a sequence's bits do not depend on the bucket it runs in.
-        clock: of launches on a device; None where launches are synchronous.
-        synchronous: launches run at once, wherever the states are.
-        group: the other ranks, which end with this one.
-        vision: how images are read; None: they are not.
-    """
+    """An engine with open executors."""
 
     limits: Limits
     eos: tuple[int, ...]
     states: tuple[StateInfo, ...]
     tables: tuple[TensorSpec, ...]
     executors: Mapping[BucketKey, Executor]
-    folder: EngineFolder | None = None
+    folder: EngineFolder | None = None  # None when it came from no folder
+    # The states, where the executors have their own; None: the host's.
     device_states: States | None = None
-    table_writer: TableSink | None = None
+    table_writer: TableSink | None = None  # writes the tables, likewise
+    # Opens one more payload over the same weights, states and tables; the caller closes it.
     open_bucket: OpenExecutor | None = None
+    # Microseconds of a launch by bucket, as far as they are known.
     costs: Mapping[BucketKey, float] = field(default_factory=dict)
+    # Budget of the prefix cache, pages and snapshots together; None: all there are.
     cache_bytes: int | None = None
-    invariant: bool = False
+    invariant: bool = False  # a sequence's bits do not depend on the bucket it runs in
+    # Of launches on a device; None where launches are synchronous.
     clock: DeviceClock | None = None
-    synchronous: bool = False
-    group: RankGroup | None = None
-    vision: VisionInfo | None = None
+    synchronous: bool = False  # launches run at once, wherever the states are
+    group: RankGroup | None = None  # the other ranks, which end with this one
+    vision: VisionInfo | None = None  # how images are read; None: they are not
 
     def buckets(self, family: str) -> tuple[int, ...]:
         """The family's buckets, in rows, ascending; none where the engine has none."""

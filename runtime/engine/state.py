@@ -11,6 +11,8 @@ from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
 
 Row = dict[str, object]
+# Fields of a sequence that a dump has as they are.
+PLAIN = "id status finish slot limit launched unverified last_step cached drafts".split()
 
 
 def describe(
@@ -62,20 +64,11 @@ def _batch(batch: Batch) -> Row:
 def _sequence(seq: Sequence) -> Row:
     params = seq.request.params
     return {
-        "id": seq.id,
-        "status": seq.status.value,
-        "finish": seq.finish and seq.finish.value,
-        "slot": seq.slot,
+        **{name: getattr(seq, name) for name in PLAIN},
         "pages": len(seq.pages),
         "prompt_tokens": seq.prompt_len,
         "tokens": len(seq.tokens),
-        "limit": seq.limit,
-        "launched": seq.launched,
-        "unverified": seq.unverified,
-        "last_step": seq.last_step,
-        "cached": seq.cached,
         "swapped": seq.swap_copy is not None,
         "max_tokens": params.max_tokens,
         "temperature": params.temperature,
-        "drafts": seq.drafts,
     }

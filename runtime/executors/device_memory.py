@@ -12,14 +12,7 @@ import numpy as np
 from spark_engine.device.buffers import unit_bytes
 from spark_engine.device.gpu import Event
 from spark_engine.device.resources import DeviceResources
-from spark_engine.manifest import (
-    OF_SLOTS,
-    PAGE,
-    SEQUENCE,
-    StateInfo,
-    bytes_of,
-    snapshot_rows,
-)
+from spark_engine.manifest import OF_SLOTS, PAGE, SEQUENCE, StateInfo, bytes_of, snapshot_rows
 from spark_engine.runtime.executors.memory import COUNTS, Changed, Pairs, Snapshot, counts_of
 from spark_engine.tensors import Array, Bytes, TensorSpec
 

@@ -14,14 +14,7 @@ import numpy as np
 
 from spark_engine.errors import EngineError
 from spark_engine.interface import STATE_OUT
-from spark_engine.manifest import (
-    OF_SLOTS,
-    PAGE,
-    SEQUENCE,
-    StateInfo,
-    bytes_of,
-    snapshot_rows,
-)
+from spark_engine.manifest import OF_SLOTS, PAGE, SEQUENCE, StateInfo, bytes_of, snapshot_rows
 from spark_engine.runtime.executors.executor import Specs
 from spark_engine.tensors import Array, TensorSpec
 

@@ -126,8 +126,7 @@ class Sessions:
 class BoundSession:
     """A session over named arrays. Inputs and outputs that share memory are updated in place,
     unless a run over the arrays that `trial` makes, which it overwrites, shows that this changes a
-    result. Where these are None it is known that it changes none.
-    """
+    result. Where these are None it is known that it changes none."""
 
     def __init__(
         self,

@@ -18,11 +18,7 @@ class BadImage(RequestError):
 
 
 def resized(
-    height: int,
-    width: int,
-    info: VisionInfo,
-    most_pixels: int | None = None,
-    detail: str = "auto",
+    height: int, width: int, info: VisionInfo, most_pixels: int | None = None, detail: str = "auto"
 ) -> tuple[int, int]:
     """Height and width in pixels after resizing; transformers' `smart_resize`.
 

@@ -5,56 +5,50 @@ rank order, in f32, and rounds once, so that all ranks have equal bits. Knows no
 collective on a device.
 """
 
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from spark_engine.runtime.ranks.links import Links
+from spark_engine.runtime.ranks.links import LIMIT_S, Links
 from spark_engine.tensors import Array
 
 
-class LinkCommunicator:
+class LinkCommunicator(Links):
     """A rank's communicator over its sockets; `here`: all ranks are on this host."""
 
-    def __init__(self, links: Links, here: bool = False) -> None:
-        self.rank, self.ranks, self.here = links.rank, links.ranks, here
-        self._links = links
+    def __init__(
+        self,
+        rank: int,
+        peers: Mapping[int, socket.socket],
+        limit_s: float = LIMIT_S,
+        here: bool = False,
+    ) -> None:
+        super().__init__(rank, peers, limit_s)
+        self.here = here
         self._ends: list[Callable[[], None]] = []
 
-    @property
-    def limit_s(self) -> float:
-        return self._links.limit_s
-
-    @limit_s.setter
-    def limit_s(self, seconds: float) -> None:
-        self._links.limit_s = seconds
-
     def all_reduce(self, array: Array) -> Array:
-        return sum_of(self._parts("all_reduce", array))
+        return sum_of(self.parts(array, "all_reduce"))
 
     def all_gather(self, array: Array) -> Array:
-        return np.stack(self._parts("all_gather", array))
+        return np.stack(self.parts(array))
 
     def barrier(self) -> None:
-        self._links.exchange("barrier", 0)
+        self.exchange("barrier", 0)
 
     def abort(self, why: str) -> None:
-        self._links.abort(why)
+        super().abort(why)
         while self._ends:
             self._ends.pop()()
 
     def at_abort(self, work: Callable[[], None]) -> None:
         self._ends.append(work)
 
-    def at_wait(self, work: Callable[[], None]) -> None:
-        self._links.at_wait = work
-
-    def close(self) -> None:
-        self._links.close()
-
-    def _parts(self, what: str, array: Array) -> list[Array]:
+    def parts(self, array: Array, what: str = "all_gather") -> list[Array]:
+        """The arrays of all ranks, in order; `what` names the call."""
         own = np.ascontiguousarray(array).reshape(array.shape)
-        found = self._links.exchange(what, own.nbytes, own.reshape(-1).view(np.uint8))
+        found = self.exchange(what, own.nbytes, own.reshape(-1).view(np.uint8))
         parts = {k: np.frombuffer(v, own.dtype).reshape(own.shape) for k, v in found.items()}
         return [own if rank == self.rank else parts[rank] for rank in range(self.ranks)]
 

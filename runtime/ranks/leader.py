@@ -2,8 +2,7 @@
 
 Input: the calls of the engine's loop. Output: the same calls on rank 0's own objects, and one
 packet of messages (messages.py) to the other ranks with each launch, before an image's some more of
-at most PIECE bytes. No call waits for another
-rank; a rank answers only if it fails. Knows no plan.
+at most PIECE bytes. No call waits for another rank; a rank answers only if it fails. Knows no plan.
 """
 
 from __future__ import annotations

@@ -30,18 +30,18 @@ class Links:
     def __init__(
         self, rank: int, peers: Mapping[int, socket.socket], limit_s: float = LIMIT_S
     ) -> None:
-        self.rank, self.limit_s = rank, limit_s
+        self.rank, self.ranks, self.limit_s = rank, len(peers) + 1, limit_s
         self._peers = dict(sorted(peers.items()))
         self._calls = 0
         self._why: str | None = None
-        self.at_wait: Callable[[], None] = lambda: None  # runs every TICK_S while a call waits
+        self._at_wait: Callable[[], None] = lambda: None
         for peer in self._peers.values():
             prepare(peer)
             peer.setblocking(False)
 
-    @property
-    def ranks(self) -> int:
-        return len(self._peers) + 1
+    def at_wait(self, work: Callable[[], None]) -> None:
+        """Registers a function that runs every TICK_S while a call waits."""
+        self._at_wait = work
 
     def exchange(self, what: str, nbytes: int, body: bytes | Bytes = b"") -> dict[int, bytearray]:
         """Sends this call's head and body to every peer and returns their bodies, by rank.
@@ -92,11 +92,7 @@ class Links:
         return moved
 
     def _receive(
-        self,
-        left: dict[int, memoryview],
-        taken: Mapping[int, bytearray],
-        head: bytes,
-        call: str,
+        self, left: dict[int, memoryview], taken: Mapping[int, bytearray], head: bytes, call: str
     ) -> bool:
         moved = False
         for rank in list(left):
@@ -140,7 +136,7 @@ class Links:
             events = select.POLLIN * (rank in left_in) | select.POLLOUT * (rank in left_out)
             if events:
                 poll.register(peer, events)
-        self.at_wait()
+        self._at_wait()
         poll.poll(min(due, TICK_S) * 1000)
 
     def _gone(self, rank: int, call: str) -> ExecutorError:

@@ -19,7 +19,7 @@ import msgspec
 from spark_engine.errors import ExecutorError, OptionError
 from spark_engine.runtime.ranks.communicator import LinkCommunicator
 from spark_engine.runtime.ranks.group import RankGroup
-from spark_engine.runtime.ranks.links import LIMIT_S, Links
+from spark_engine.runtime.ranks.links import LIMIT_S
 
 PORT = 29700  # of rank 0's host, unless --hosts names one
 CONNECT_S = 600.0  # time for an operator to start the other ranks
@@ -92,7 +92,7 @@ def accept_ranks(
             _send(control, ports)
         links = _accept(server, others, hosts, LINK_S, undo)
         undo.pop_all()
-    comm = LinkCommunicator(Links(0, {rank: link for rank, (link, _) in links.items()}, limit_s))
+    comm = LinkCommunicator(0, {rank: link for rank, (link, _) in links.items()}, limit_s)
     return RankGroup(comm, {rank: one for rank, (one, _) in came.items()}, {}, None, limit_s)
 
 
@@ -124,7 +124,7 @@ def join_ranks(
         came = _accept(server, range(rank + 1, ranks), hosts, LINK_S, undo)
         undo.pop_all()
     links |= {other: link for other, (link, _) in came.items()}
-    return control, LinkCommunicator(Links(rank, links))
+    return control, LinkCommunicator(rank, links)
 
 
 def check_reached(hosts: Sequence[str], rank: int) -> None:

@@ -27,7 +27,7 @@ from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.ranks.channel import PacketRing, ring_bytes
 from spark_engine.runtime.ranks.communicator import LinkCommunicator
 from spark_engine.runtime.ranks.group import RankGroup
-from spark_engine.runtime.ranks.links import CPU_LIMIT_S, LIMIT_S, Links
+from spark_engine.runtime.ranks.links import CPU_LIMIT_S, LIMIT_S
 from spark_engine.runtime.ranks.messages import Begin, LoadOptions
 from spark_engine.runtime.ranks.rendezvous import accept_ranks, join_ranks
 
@@ -166,7 +166,7 @@ def start_ranks(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> RankGroup
             processes[rank] = start_rank(spec)
             undo.callback(processes[rank].kill)
         mine = {j: pairs[0, j][0].dup() for j in range(1, ranks)}
-        comm = LinkCommunicator(Links(0, mine, limit_s), here=True)
+        comm = LinkCommunicator(0, mine, limit_s, here=True)
         connected = {rank: pair[0] for rank, pair in controls.items()}
         group = RankGroup(comm, connected, processes, PacketRing(ring, ranks), limit_s)
         undo.pop_all()
@@ -190,11 +190,9 @@ def connect_rank(spec: RankSpec) -> RankChannels:
     peers: Mapping[int, socket.socket] = {
         rank: socket.socket(fileno=number) for rank, number in spec.links.items()
     }
-    links = Links(spec.rank, peers)
+    comm = LinkCommunicator(spec.rank, peers, here=True)
     control = socket.socket(fileno=spec.control)
-    return RankChannels(
-        control, LinkCommunicator(links, here=True), PacketRing(spec.ring, spec.ranks)
-    )
+    return RankChannels(control, comm, PacketRing(spec.ring, spec.ranks))
 
 
 def manifest_digest(engine: Path) -> str:

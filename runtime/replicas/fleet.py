@@ -131,7 +131,7 @@ class Fleet:
 
     async def _probe(self, replica: Replica) -> None:
         try:
-            status, body, _ = await self._upstream.get(f"{replica.address.url}/health", PATIENCE_S)
+            status, body = await self._upstream.get(f"{replica.address.url}/health", PATIENCE_S)
         except ConnectRefused as error:  # it drains, or its process ended, and with it its streams
             self.down(replica, str(error))
             return

@@ -264,9 +264,8 @@ class Forwarder:
                         break
                     replica = left.popleft()
                     try:
-                        status, _, _ = await self._upstream.get(
-                            replica.address.url + path, ASK_S, headers
-                        )
+                        url = replica.address.url + path
+                        status, _ = await self._upstream.get(url, ASK_S, headers)
                     except Lost:
                         silent += 1
                         continue

@@ -57,10 +57,8 @@ class Front:
                 started = True
             await send({"type": "http.response.body", "body": part, "more_body": more})
 
-        path, target = (
-            scope["path"],
-            (scope.get("raw_path") or scope["path"].encode()).decode("latin-1"),
-        )
+        path = scope["path"]
+        target = (scope.get("raw_path") or path.encode()).decode("latin-1")
         if query := scope.get("query_string", b""):
             target += "?" + query.decode("latin-1")
         if (own := self._own(scope["method"], path)) is not None:
@@ -108,15 +106,14 @@ class Front:
         ]
         for replica in replicas[:ASKED]:
             try:
-                found = await self._upstream.get(
-                    f"{replica.address.url}/v1/models", METRICS_S, forward.credentials(asked)
-                )
+                url = f"{replica.address.url}/v1/models"
+                status, body = await self._upstream.get(url, METRICS_S, forward.credentials(asked))
             except Lost:
                 continue
-            if found[0] in (401, 403):
-                await asked.send(found[0], JSON, found[1], False)
+            if status in (401, 403):
+                await asked.send(status, JSON, body, False)
                 return
-            if found[0] == 200:
+            if status == 200:
                 more = [{"name": r.name, "url": r.address.url, "why": r.why} for r in replicas]
                 rows = [a | b for a, b in zip(more, rows, strict=True)]
                 break
@@ -149,7 +146,7 @@ class Front:
                 continue
             if isinstance(row, BaseException):
                 raise row
-            status, body, _ = row
+            status, body = row
             if status in (401, 403):
                 await asked.send(status, JSON, body, False)
                 return

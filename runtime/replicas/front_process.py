@@ -17,9 +17,7 @@ from spark_engine.runtime.replicas.front import Front
 from spark_engine.runtime.replicas.routing import Policy, Router
 from spark_engine.runtime.replicas.upstream import Upstream
 from spark_engine.runtime.server.engine_client.heap import return_large_buffers, trimmed_heap
-from spark_engine.runtime.server.http.connections import (
-    Connections,
-)
+from spark_engine.runtime.server.http.connections import Connections
 from spark_engine.runtime.server.http.descriptors import connection_capacity, raise_descriptor_limit
 from spark_engine.runtime.server.http.guard import guard_of
 from spark_engine.runtime.server.http.tls import ServerTls

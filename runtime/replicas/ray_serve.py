@@ -74,8 +74,8 @@ class EngineReplica:
         child = getattr(self, "_child", None)
         if child is None:
             return
-        if answer := getattr(self, "_telling", None):
-            answer.stop(ANSWER_S + HEARTBEAT_S)
+        if heartbeat := getattr(self, "_heartbeat", None):
+            heartbeat.stop(ANSWER_S + HEARTBEAT_S)
             with contextlib.suppress(Exception):
                 ray.get(_found().drop.remote(self._name), timeout=HEARTBEAT_S)
                 time.sleep(FRONTS_S)

@@ -4,7 +4,7 @@ The only file that knows aiohttp in the runtime. A broken connection raises `Los
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import aiohttp
 from yarl import URL
@@ -131,11 +131,9 @@ class Upstream:
         finally:
             response.release() if response.content.at_eof() else response.close()
 
-    async def get(
-        self, url: str, limit_s: float, headers: Headers = ()
-    ) -> tuple[int, bytes, Mapping[str, str]]:
-        """(status, body, headers) of a small answer. Raises Lost, also after `limit_s` seconds, and
-        Refused."""
+    async def get(self, url: str, limit_s: float, headers: Headers = ()) -> tuple[int, bytes]:
+        """(status, body) of a small answer. Raises Lost, also after `limit_s` seconds, and
+        ConnectRefused."""
         timeout = aiohttp.ClientTimeout(total=limit_s)
         try:
             asked = self._session.get(
@@ -145,7 +143,7 @@ class Upstream:
                 allow_redirects=False,
             )
             async with asked as response:
-                return response.status, await response.read(), response.headers
+                return response.status, await response.read()
         except aiohttp.ClientConnectorError as error:
             refused = isinstance(error.os_error, ConnectionRefusedError)
             raise (ConnectRefused if refused else Lost)(_words(error)) from None

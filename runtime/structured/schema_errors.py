@@ -99,13 +99,11 @@ class Search:
             at, part, found = wrong[0]
             return self._down(part, at, found)
         keys = schema if isinstance(schema, Mapping) else {}
-        kept = {key: self._without(keys, key) for key in keys if key != _DEFS}
+        fewer = {key: {k: v for k, v in keys.items() if k != key} for key in keys if key != _DEFS}
+        kept = {key: self.error(part) for key, part in fewer.items()}
         named = [key for key, found in kept.items() if found == ""]
         # no single one, such as an `if` with its `then`
         named = named or [key for key in kept if self.error({key: keys[key]})]
         # without its type a schema allows so much that no other error remains
         named = [key for key in named if key != "type"] or named
         return (join(place, named[0]) if named else place), error
-
-    def _without(self, schema: Mapping[str, Any], key: str) -> str | None:
-        return self.error({k: v for k, v in schema.items() if k != key})

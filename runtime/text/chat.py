@@ -18,7 +18,6 @@ from typing import Any
 
 from jinja2 import Template, TemplateError, pass_context
 from jinja2.ext import loopcontrols
-from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from spark_engine.errors import EngineError, RequestError
@@ -215,17 +214,12 @@ def _compile(source: str) -> Template:
         lstrip_blocks=True,
         extensions=[loopcontrols],
         optimized=False,  # do not evaluate constant expressions, however large,
-        finalize=_as_it_is,  # nor printed constants, at compile time
+        finalize=pass_context(lambda _, value: value),  # nor printed constants, at compile time
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment.from_string(source)
-
-
-@pass_context
-def _as_it_is(_: Context, value: Any) -> Any:
-    return value
 
 
 def _tojson(

@@ -29,11 +29,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("rates", "least", "a_round"),
-    [
-        ((0.0,), 6, (1.2, 8)),
-        ((0.5, 0.5), 6, (1.5, 8)),
-        ((1.0,) * 7, 0, (2.5, 8)),
-    ],
+    [((0.0,), 6, (1.2, 8)), ((0.5, 0.5), 6, (1.5, 8)), ((1.0,) * 7, 0, (2.5, 8))],
 )
 def test_an_engine_of_drawn_weights_says_its_script(
     engine: Path, rates: Sequence[float], least: int, a_round: tuple[float, float]

@@ -24,9 +24,9 @@ def test_every_baseline_is_a_column() -> None:
     header = performance.decode().split("\n")[2]
     assert header.endswith("| vLLM 0.23 | vLLM 0.26 | vLLM 0.33 |")
     rows = performance.baselines()
-    assert rows["0.23"]["qwen36-27b", 128]["step_ms"] == 34.127
-    assert rows["0.33"]["qwen36-35b-a3b", 128]["step_ms"] == 15.586
-    assert ("qwen36-27b", 1) not in rows["0.33"], "it was not measured"
+    assert rows["vLLM 0.23"]["qwen36-27b", 128]["step_ms"] == 34.127
+    assert rows["vLLM 0.33"]["qwen36-35b-a3b", 128]["step_ms"] == 15.586
+    assert ("qwen36-27b", 1) not in rows["vLLM 0.33"], "it was not measured"
 
 
 def test_a_row_of_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

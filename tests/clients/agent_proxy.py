@@ -87,22 +87,14 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Api:
-    """Where the bodies of one API have what the proxy reads and forces.
-
-    Attributes:
-        limits: the names of limits on tokens.
-        parameters: the name of a tool's parameters.
-        results: what tools gave, from a body.
-        choice: the `tool_choice` that has this tool called, once.
-        shape: the fields that give a body's answer the form `_SCHEMA`.
-    """
+    """Where the bodies of one API have what the proxy reads and forces."""
 
     path: str
-    limits: tuple[str, ...]
-    parameters: str
-    results: Callable[[Json], list[Any]]
-    choice: Callable[[str], Json]
-    shape: Callable[[Json], Json]
+    limits: tuple[str, ...]  # the names of limits on tokens
+    parameters: str  # the name of a tool's parameters
+    results: Callable[[Json], list[Any]]  # what tools gave, from a body
+    choice: Callable[[str], Json]  # the `tool_choice` that has this tool called, once
+    shape: Callable[[Json], Json]  # the fields that give a body's answer the form `_SCHEMA`
 
     def tools(self, body: Json) -> dict[str, Json]:
         """By a tool's name, what has its parameters."""

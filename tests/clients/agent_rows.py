@@ -17,23 +17,17 @@ CONTEXT = 100_000  # tokens
 
 @dataclass(frozen=True)
 class Agent:
-    """One agent.
-
-    Attributes:
-        package: the npm package that has the agent's version.
-        command: the program and its arguments.
-        env: environment variables in addition to the common ones.
-        files: by their path in `$home`, their text.
-        shell, image: the calls that are forced; texts of arguments are templates too.
-    """
+    """One agent."""
 
     name: str
-    package: str
-    command: list[str]
+    package: str  # the npm package that has the agent's version
+    command: list[str]  # the program and its arguments
+    # shell and image: the calls that are forced; texts of arguments are templates too.
     shell: Call
     image: Call
+    # Environment variables in addition to the common ones.
     env: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)  # by their path in `$home`, their text
 
 
 def filled(value: Any, names: Mapping[str, str]) -> Any:

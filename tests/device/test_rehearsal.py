@@ -57,11 +57,7 @@ def test_only_a_larger_gpu_rehearses_a_smaller_one(of: Any, on: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ("sm_121", r"'sm_121' is no GPU target.*sm_121a"),
-        ("cpu", "no GPU target"),
-    ],
+    ("given", "says"), [("sm_121", r"'sm_121' is no GPU target.*sm_121a"), ("cpu", "no GPU target")]
 )
 def test_a_wrong_word_of_the_environment_is_named(given: str, says: str) -> None:
     with pytest.raises(OptionError, match=says):

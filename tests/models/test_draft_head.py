@@ -61,8 +61,7 @@ def test_adding_a_head_leaves_the_model_bit_for_bit(tmp_path: Path, stored: dict
 
 def test_training_chains_the_head_as_it_is_served(stored: dict[str, Any]) -> None:
     """Three drafts from each position, token by token in numpy with a separate cache, equal what
-    the training computes for all positions at once.
-    """
+    the training computes for all positions at once."""
     torch = pytest.importorskip("torch")
     from training.draft_head import DraftHead
     from training.measure_draft import Cache, NumpyHead
@@ -88,8 +87,7 @@ def test_training_chains_the_head_as_it_is_served(stored: dict[str, Any]) -> Non
 
 def test_an_engine_keeps_six_of_ten_first_drafts_and_says_the_same(tmp_path: Path) -> None:
     """Held-out stories, gone on with greedily in rounds of three drafts on the CPU: as good as the
-    checkpoint's README says, and the text of an engine without drafts.
-    """
+    checkpoint's README says, and the text of an engine without drafts."""
     tokenizer, rng = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json")), random.Random(930_000)
     prompts = [tuple(tokenizer.encode(tell(rng).text).ids[:24]) for _ in range(3)]
     said: dict[int, list[list[int | None]]] = {}

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_graphsurgeon as gs
 import pytest
 
 from spark_engine import interface
@@ -40,10 +39,6 @@ def _made(tmp_path: Path, format: str = "bf16", **kwargs: Any) -> Model:
 
 def _ops(network: Network) -> Counter[str]:
     return Counter(node.op for node in network.graph.nodes)
-
-
-def _node(network: Network, name: str) -> gs.Node:
-    return next(n for n in network.graph.nodes if n.name == name)
 
 
 @pytest.mark.parametrize("family", ["decode", "prefill"])
@@ -106,7 +101,8 @@ def test_block_quantisers_are_always_shared(tmp_path: Path) -> None:
 def test_debug_adds_outputs_and_changes_no_node_of_the_rest(tmp_path: Path) -> None:
     model = _made(tmp_path)
     plain, debug = _build(model), _build(model, debug=True)
-    extra = {t.name: t for t in debug.graph.outputs if t.name not in _names(plain)}
+    names = {t.name for t in plain.graph.outputs}
+    extra = {t.name: t for t in debug.graph.outputs if t.name not in names}
     assert set(extra) == {"logits_all", *(f"layers.{i}.out" for i in range(4))}
     assert list(extra["logits_all"].shape) == ["tokens", 512]
     kept = {n.name: n.op for n in debug.graph.nodes}
@@ -114,14 +110,11 @@ def test_debug_adds_outputs_and_changes_no_node_of_the_rest(tmp_path: Path) -> N
     assert debug.weights == plain.weights
 
 
-def _names(network: Network) -> set[str]:
-    return {t.name for t in network.graph.outputs}
-
-
 def test_tied_head_reads_the_embedding(tmp_path: Path) -> None:
     network = _build(_made(tmp_path, config={"tie_word_embeddings": True}))
     assert "lm_head.weight" not in network.weights
-    assert _node(network, "logits").inputs[1].name == "embed_tokens.weight"
+    (logits,) = (node for node in network.graph.nodes if node.name == "logits")
+    assert logits.inputs[1].name == "embed_tokens.weight"
 
 
 def test_a_stored_tied_head_must_be_the_embedding(tmp_path: Path) -> None:

@@ -25,22 +25,14 @@ class Edit:
 
 @dataclass(frozen=True)
 class Mutant:
-    """One plausible bug and the tests that must fail with it.
+    """One plausible bug and the tests that must fail with it."""
 
-    Attributes:
-        label: the name of its list and its number there, from 1.
-        tests: node ids; a parametrised test is named whole or by one case.
-        why: the bug in a sentence.
-        timeout: seconds for its tests together.
-        may_crash: a timeout or SIGABRT counts as a failed test.
-    """
-
-    label: str
+    label: str  # the name of its list and its number there, from 1
     edits: tuple[Edit, ...]
-    tests: tuple[str, ...]
-    why: str
-    timeout: float = 90.0
-    may_crash: bool = False
+    tests: tuple[str, ...]  # node ids; a parametrised test is named whole or by one case
+    why: str  # the bug in a sentence
+    timeout: float = 90.0  # seconds for its tests together
+    may_crash: bool = False  # a timeout or SIGABRT counts as a failed test
 
     @property
     def file(self) -> str:

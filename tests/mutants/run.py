@@ -105,22 +105,16 @@ class Copy:
         site = next(folder.glob("lib/python*/site-packages"))
         (site / "mutants.pth").write_text(f"{self.tree}\n")
         # Linked one by one: some look for their shared libraries in their parent folder only.
-        for path in (
-            p for folder in sys.path if folder.endswith("-packages") for p in _items(folder)
-        ):
-            if not (
-                path.name.startswith("__") or path.suffix == ".pth" or (site / path.name).exists()
-            ):
+        folders = (Path(folder) for folder in sys.path if folder.endswith("-packages"))
+        for path in (path for folder in folders for path in sorted(folder.glob("*"))):
+            hidden = path.name.startswith("__") or path.suffix == ".pth"
+            if not hidden and not (site / path.name).exists():
                 (site / path.name).symlink_to(path)
         return str(folder / "bin" / "python")
 
 
 def _read(path: Path) -> str | None:
     return path.read_text() if path.is_file() else None
-
-
-def _items(folder: str) -> list[Path]:
-    return sorted(Path(folder).iterdir()) if Path(folder).is_dir() else []
 
 
 def judge(mutant: Mutant, answer: Answer) -> str:

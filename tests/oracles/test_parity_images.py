@@ -19,7 +19,7 @@ from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import load
 from spark_engine.runtime.engine.request import Event, Request, SamplingParams
 from spark_engine.vision import Image
-from tests.oracles.test_parity_vision import write
+from tests.oracles.test_parity_vision import processed, write
 from tests.published.networks import module_of
 
 IMAGE_ID, GENERATED = 500, 6
@@ -56,17 +56,8 @@ def truth(model: Any, given: Request, info: Any) -> list[tuple[int, float]]:
     """(token, its log-probability) of each step, every step from the beginning."""
     import torch
 
-    values, grids = [], []
-    for one in given.images:
-        x = np.frombuffer(one.pixels, np.uint8).reshape(4 * one.tokens, 3, -1).astype(np.float32)
-        x = (x / 255 - np.float32(info.mean)[:, None]) / np.float32(info.std)[:, None]
-        # the frame twice, as transformers' image processor
-        values.append(np.stack([x, x], 2).reshape(len(x), -1))
-        grids.append([1, 2 * one.rows, 2 * one.columns])
-    pictures = {
-        "pixel_values": torch.tensor(np.concatenate(values)),
-        "image_grid_thw": torch.tensor(grids),
-    }
+    values, grids = processed(given.images, info)
+    pictures = {"pixel_values": torch.tensor(values), "image_grid_thw": torch.tensor(grids)}
     ids, found = list(given.prompt), []
     for _ in range(GENERATED):
         tokens = torch.tensor([ids])

@@ -15,7 +15,7 @@ import pytest
 
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
-from spark_engine.runtime.engine.load import Loaded, load
+from spark_engine.runtime.engine.load import load
 from tests.checkpoints import write_checkpoint
 from tests.ranks import Rendezvous, open_ranks
 from tests.solo import Solo
@@ -35,17 +35,7 @@ def _runs(folder: Path, ranks: int, ids: list[int], options: Options = OPTIONS) 
     build(folder, path, replace(options, tp=ranks), lambda text: None)
     rendezvous = Rendezvous(ranks)
     engines = open_ranks(path, rendezvous) if ranks > 1 else [load(path, threads=1)]
-    return rendezvous.run(lambda rank: _run(engines[rank], ids))
-
-
-def _run(engine: Loaded, ids: list[int]) -> Solo:
-    """A long prompt in two parts, or a short one, and two tokens behind it."""
-    solo = Solo(engine)
-    for start in range(0, len(ids) - 2, 64):
-        solo.prefill(ids[start : min(start + 64, len(ids) - 2)], 1)
-    for token in ids[-2:]:
-        solo.decode(token)
-    return solo
+    return rendezvous.run(lambda rank: Solo(engines[rank]).read(ids))
 
 
 def _agree(one: Solo, several: list[Solo]) -> None:

@@ -5,7 +5,7 @@ bucket's padding, and rows of the state that belong to other images, hold NaN or
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +98,17 @@ def rows_of(loaded: Loaded, info: VisionInfo, given: Image) -> Floats:
     return np.asarray(ranks[0], np.float32)
 
 
+def processed(images: Iterable[Image], info: VisionInfo) -> tuple[Floats, list[list[int]]]:
+    """Values of patches and grids of images, as transformers' image processor makes them."""
+    values, grids = [], []
+    for one in images:
+        x = np.frombuffer(one.pixels, np.uint8).reshape(4 * one.tokens, 3, -1).astype(np.float32)
+        x = (x / 255 - np.float32(info.mean)[:, None]) / np.float32(info.std)[:, None]
+        values.append(np.stack([x, x], 2).reshape(len(x), -1))  # the frame twice
+        grids.append([1, 2 * one.rows, 2 * one.columns])
+    return np.concatenate(values), grids
+
+
 def truth(folder: Path, info: VisionInfo, images: list[Image]) -> list[Floats]:
     """What transformers' tower makes of images, all in one call."""
     torch = pytest.importorskip("torch")
@@ -112,15 +123,9 @@ def truth(folder: Path, info: VisionInfo, images: list[Image]) -> list[Floats]:
     read = lambda name: checkpoint.read(name).astype(np.float32)  # noqa: E731
     names = [n.removeprefix(prefix) for n in checkpoint.tensors if n.startswith(prefix)]
     tower.load_state_dict({n: torch.tensor(read(prefix + n)) for n in names})
-    values, grids = [], []
-    for one in images:
-        x = np.frombuffer(one.pixels, np.uint8).reshape(4 * one.tokens, 3, -1).astype(np.float32)
-        x = (x / 255 - np.float32(info.mean)[:, None]) / np.float32(info.std)[:, None]
-        # the frame twice, as transformers' image processor
-        values.append(np.stack([x, x], 2).reshape(len(x), -1))
-        grids.append([1, 2 * one.rows, 2 * one.columns])
+    values, grids = processed(images, info)
     with torch.no_grad():
-        out = tower(torch.tensor(np.concatenate(values)), torch.tensor(grids)).pooler_output
+        out = tower(torch.tensor(values), torch.tensor(grids)).pooler_output
     ends = np.cumsum([one.tokens for one in images])[:-1]
     return np.split(out.numpy(), ends)
 

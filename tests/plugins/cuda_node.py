@@ -1,8 +1,7 @@
 """Runs one tactic of one op on the GPU, over poisoned memory, and compares with the reference.
 
-Knows the contract of a kernel and no op. Every buffer has guard bytes before and after it, so
-that a write outside it is seen; outputs hold 0xFF bytes (a NaN in every float format) before the
-run.
+Knows the contract of a kernel and no op. Every buffer has guard bytes before and after it, so that
+a write outside it is seen; outputs hold 0xFF bytes (a NaN in every float format) before the run.
 """
 
 import warnings

@@ -26,26 +26,18 @@ WIDE = ("A_log", "linear_attn.norm.weight")
 
 @dataclass(frozen=True)
 class Layout:
-    """`declare` gives {"config": quantization_config, "hf": hf_quant_config.json}.
+    """`declare` gives {"config": quantization_config, "hf": hf_quant_config.json}."""
 
-    Attributes:
-        kind: "dense", "moe" or "next".
-        text: a flat config; else the wrapper of the vision models.
-        fused: experts are 3-D tensors.
-        head: schemes of `mtp.*`; None: the files have no draft head.
-        kv: an FP8 cache's scales, named as in "modelopt" or "ct"; "one": it has none.
-        head_file: of `mtp.*`; by default with the others.
-        changes: to the text part of config.json, top: to its outer part.
-    """
-
-    kind: str
+    kind: str  # "dense", "moe" or "next"
     rows: Rows = field(default_factory=dict)
     declare: Declare = lambda schemes: {}
-    text: bool = False
-    fused: bool = False
+    text: bool = False  # a flat config; else the wrapper of the vision models
+    fused: bool = False  # experts are 3-D tensors
+    # Schemes of `mtp.*`; None: the files have no draft head.
     head: Rows | None = field(default_factory=dict)
-    kv: str = ""
-    head_file: str = SINGLE
+    kv: str = ""  # an FP8 cache's scales, named as in "modelopt" or "ct"; "one": it has none
+    head_file: str = SINGLE  # of `mtp.*`; by default with the others
+    # To the text part of config.json, top: to its outer part.
     changes: Json = field(default_factory=dict)
     top: Json = field(default_factory=dict)
 

@@ -42,10 +42,6 @@ def _nothing(written: Written) -> None:
     """The layout's file as it is."""
 
 
-def _same(folder: Path) -> Path:
-    return folder
-
-
 @dataclass(frozen=True)
 class Odd:
     """`base` is a layout or the name of one. `says`: a pattern of the notes of a build, or of a
@@ -54,7 +50,7 @@ class Odd:
     base: str | Layout
     change: Change = _nothing
     says: str = ""
-    folder: Callable[[Path], Path] = _same
+    folder: Callable[[Path], Path] = lambda folder: folder
     head: bool = True
 
     def written(self) -> Written:

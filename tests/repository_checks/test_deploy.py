@@ -27,6 +27,7 @@ from spark_engine.runtime.replicas.fleet import listed
 from spark_engine.runtime.server.engine_client.ipc import Stats
 from spark_engine.runtime.server.http.descriptors import MOST_DESCRIPTORS
 from spark_engine.runtime.server.http.routes import ROUTES
+from spark_engine.runtime.server.operation.engine_metrics import EngineCollector
 from spark_engine.runtime.server.operation.keys import read_keys
 from spark_engine.runtime.server.operation.metrics import Metrics, Stopwatch
 from spark_engine.runtime.server.process.http_server import FORCE_S
@@ -301,7 +302,7 @@ def _scrape(metrics: Metrics) -> Scrape:
 def _trouble() -> tuple[Scrape, Scrape]:
     """Before and after everything that the rules are for, but for a server that is gone."""
     state = [Stats(), 0.0]
-    metrics = Metrics("m", lambda: (state[0], state[1]), pid=os.getpid)  # type: ignore[arg-type, return-value]
+    metrics = Metrics(EngineCollector("m", lambda: (state[0], state[1]), pid=os.getpid))  # type: ignore[arg-type, return-value]
     metrics.add_routes((route.method, route.path) for route in ROUTES)
     before = _scrape(metrics)
     for status in (200, 500):

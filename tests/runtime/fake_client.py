@@ -10,17 +10,8 @@ from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server.api.answers import Json, Reply
 from spark_engine.runtime.server.engine_client.client import Mailbox
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo, Stats
+from spark_engine.runtime.server.prompts import contract
 from spark_engine.runtime.server.prompts.chat_options import ChatOptions
-from spark_engine.runtime.server.prompts.contract import (
-    Blobs,
-    Fetched,
-    JobKind,
-    PromptJob,
-    Result,
-    Setup,
-    decode_result,
-    encode,
-)
 from spark_engine.runtime.server.prompts.handler import Handler
 from spark_engine.runtime.server.replies import chat, completions
 from spark_engine.runtime.server.service.service import Service
@@ -60,25 +51,30 @@ class Inline:
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
-        self.jobs: list[JobKind] = []
+        self.jobs: list[contract.JobKind] = []
 
     async def run(
         self,
-        kind: JobKind,
-        blobs: Sequence[Blobs],
+        kind: contract.JobKind,
+        blobs: Sequence[contract.Blobs],
         owner: str = "",
-        fetched: tuple[Fetched, ...] = (),
-    ) -> tuple[Result, list[bytes]]:
+        fetched: tuple[contract.Fetched, ...] = (),
+    ) -> tuple[contract.Result, list[bytes]]:
         return self.do(kind, blobs, fetched)
 
     def do(
-        self, kind: JobKind, blobs: Sequence[Blobs], fetched: tuple[Fetched, ...] = ()
-    ) -> tuple[Result, list[bytes]]:
+        self,
+        kind: contract.JobKind,
+        blobs: Sequence[contract.Blobs],
+        fetched: tuple[contract.Fetched, ...] = (),
+    ) -> tuple[contract.Result, list[bytes]]:
         """The same, for any thread."""
         self.jobs.append(kind)
         whole = [b"".join(parts) for parts in blobs]
-        header, found = self.handler.handle(encode(PromptJob(kind, 0.0, fetched)), whole)
-        return decode_result(header), found
+        header, found = self.handler.handle(
+            contract.encode(contract.PromptJob(kind, 0.0, fetched)), whole
+        )
+        return contract.decode_result(header), found
 
     def refuse_one(self, owner: str) -> bool:
         return False
@@ -97,10 +93,10 @@ class Served(Service):
         return await completions.start(self, [data])
 
     async def tokenize(self, data: bytes) -> Json:
-        return _json(await self.compute(JobKind.TOKENIZE, [data]))
+        return _json(await self.compute(contract.JobKind.TOKENIZE, [data]))
 
     async def detokenize(self, data: bytes) -> Json:
-        return _json(await self.compute(JobKind.DETOKENIZE, [data]))
+        return _json(await self.compute(contract.JobKind.DETOKENIZE, [data]))
 
 
 def _json(data: bytes) -> Json:
@@ -131,5 +127,5 @@ def inline(
     allow_priority: bool = False,
 ) -> Inline:
     most = info.limits.max_seqs + client.max_queue
-    setup = Setup(info, ("fake",), chat or ChatOptions(), allow_priority, most)
+    setup = contract.Setup(info, ("fake",), chat or ChatOptions(), allow_priority, most)
     return Inline(Handler(setup, tokenizer, template))

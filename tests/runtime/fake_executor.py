@@ -17,20 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from spark_engine.interface import (
-    ID_PAGES,
-    PREFILL,
-    Limits,
-    common_states,
-    drafts_by_block,
-    drafts_of,
-    families,
-    id_state,
-    outputs,
-    steps,
-    tables,
-    tile_of,
-)
+from spark_engine import interface
 from spark_engine.manifest import IMAGE, PAGE, SEQUENCE, SLOT, StateInfo
 from spark_engine.op import Attrs
 from spark_engine.plugins.ops.drafts import match_drafts
@@ -57,7 +44,7 @@ _WEIGHTS = (3, 0x1F123BB5)  # of a token and its position
 _POWERS = np.cumprod(np.full(4096, 0x9E3779B97F4A7C15, np.uint64))
 
 
-def fake_states(limits: Limits) -> tuple[StateInfo, ...]:
+def fake_states(limits: interface.Limits) -> tuple[StateInfo, ...]:
     """States of a model with one attention layer and one recurrent layer.
 
     With drafts the recurrent ones are rings by position, from which a rejected token is never
@@ -76,14 +63,14 @@ def fake_states(limits: Limits) -> tuple[StateInfo, ...]:
     if drafts and limits.suffix != HEADLESS:
         paged += head_pages(limits)
     kv = [TensorSpec(name, DType.I64, (pages, limits.page_size, 2)) for name in paged]
-    kv += [id_state(limits)] if limits.suffix else []
+    kv += [interface.id_state(limits)] if limits.suffix else []
     images = [TensorSpec(IMAGE_ROWS, DType.I64, (limits.image_rows + 1, 1))]
-    units = (SLOT, common_states(limits)), (SEQUENCE, seq), (PAGE, kv)
+    units = (SLOT, interface.common_states(limits)), (SEQUENCE, seq), (PAGE, kv)
     units += ((IMAGE, images),) if limits.image_rows else ()
     return tuple(StateInfo(spec, unit) for unit, specs in units for spec in specs)
 
 
-def head_pages(limits: Limits) -> tuple[str, ...]:
+def head_pages(limits: interface.Limits) -> tuple[str, ...]:
     """The pages of the draft head and of a block drafter, of those that there are."""
     both = {BLOCKS: (BLOCK_PAGES,), BOTH: (HEAD_PAGES, BLOCK_PAGES)}
     return both.get(limits.top_logprobs, (HEAD_PAGES,))
@@ -154,17 +141,18 @@ class FakeExecutor:
     prefill_mark = 0  # of what prefill writes: other bits than those of decode
 
     def __init__(
-        self, limits: Limits, family: str, rows: int, device: Device, poison_rate: int = 0
+        self, limits: interface.Limits, family: str, rows: int, device: Device, poison_rate: int = 0
     ) -> None:
-        dims = {"rows": rows, "tokens": rows * tile_of(family)}
-        self._limits, self._tile, self._rows = limits, tile_of(family), rows
-        self._family, self._drafts = family, drafts_of(family)
+        dims = {"rows": rows, "tokens": rows * interface.tile_of(family)}
+        self._limits, self._tile, self._rows = limits, interface.tile_of(family), rows
+        self._family, self._drafts = family, interface.drafts_of(family)
         self._by_sequence = [i.spec.name for i in fake_states(limits) if i.unit == SEQUENCE]
         self._device, self._poison_rate = device, poison_rate
         self.specs = Specs(
-            tuple(s.bind(dims) for s in steps(family, limits.drafts)) + tables(limits),
+            tuple(s.bind(dims) for s in interface.steps(family, limits.drafts))
+            + interface.tables(limits),
             tuple(info.spec for info in fake_states(limits)),
-            tuple(s.bind(dims) for s in outputs(limits, family) if s.name != "logits"),
+            tuple(s.bind(dims) for s in interface.outputs(limits, family) if s.name != "logits"),
         )
         self.closed = 0
 
@@ -172,7 +160,7 @@ class FakeExecutor:
         self.launch(buffers)()
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
-        frozen = {spec.name: buffers[spec.name].copy() for spec in tables(self._limits)}
+        frozen = {spec.name: buffers[spec.name].copy() for spec in interface.tables(self._limits)}
         for spec in self.specs.outputs:
             buffers[spec.name].fill(-99)
         store = self._device.store
@@ -180,7 +168,7 @@ class FakeExecutor:
         return self._device.launch(lambda: self._work({**buffers, **store.arrays, **frozen}))
 
     def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
-        now = {spec.name: buffers[spec.name].copy() for spec in tables(self._limits)}
+        now = {spec.name: buffers[spec.name].copy() for spec in interface.tables(self._limits)}
 
         def rest() -> Wait:
             masks = {name: buffers[name] for name in ("allow", "sampling_i")}
@@ -197,10 +185,10 @@ class FakeExecutor:
         for row in range(self._rows):
             if b["slots"][row] < 0:
                 assert b["counts"][row] == 0 and ("emit" not in b or b["emit"][row] == 0)
-                if self._family == PREFILL:
+                if self._family == interface.PREFILL:
                     assert b["sources"][row] == b["saves"][row] == -1
                 _scribble([b[i.spec.name][-1:] for i in fake_states(self._limits)])
-            elif self._family == PREFILL:
+            elif self._family == interface.PREFILL:
                 self._begin(b, row)
                 self._row(b, row)
                 self._keep(b, row)
@@ -258,7 +246,7 @@ class FakeExecutor:
 
     @property
     def _mark(self) -> int:
-        return self.prefill_mark if self._family == PREFILL else 0
+        return self.prefill_mark if self._family == interface.PREFILL else 0
 
     def _write(
         self, b: Mapping[str, Array], slot: int, start: int, ids: list[int], turns: Array
@@ -316,12 +304,12 @@ class DraftingExecutor(FakeExecutor):
     listed = VOCAB
 
     def __init__(
-        self, limits: Limits, family: str, rows: int, device: Device, poison_rate: int = 0
+        self, limits: interface.Limits, family: str, rows: int, device: Device, poison_rate: int = 0
     ) -> None:
         super().__init__(limits, family, rows, device, poison_rate)
         self._taps, self._records = 3 + limits.drafts, 1 + limits.drafts
         self._head, self._pages = limits.suffix != HEADLESS, head_pages(limits)
-        by_block = drafts_by_block(self._drafts, limits.drafts)
+        by_block = interface.drafts_by_block(self._drafts, limits.drafts)
         self._block = limits.top_logprobs == BLOCKS or limits.top_logprobs == BOTH and by_block
 
     def _row(self, b: Mapping[str, Array], row: int) -> None:
@@ -329,7 +317,7 @@ class DraftingExecutor(FakeExecutor):
         assert 0 < count <= self._tile and 0 <= slot < self._limits.max_seqs
         given = b["token_ids"][row * self._tile :][:count].tolist()
         turns = _turns(b, row, count)
-        if self._family == PREFILL:
+        if self._family == interface.PREFILL:
             self._prefill(b, slot, row, start, [_seen(b, t) for t in given])
             return
         start = int(b["positions"][slot]) if start < 0 else start
@@ -377,7 +365,7 @@ class DraftingExecutor(FakeExecutor):
 
     def _store(self, b: Mapping[str, Array], slot: int, start: int, ids: list[int]) -> None:
         pages, at = self._places(b, slot, np.arange(start, start + len(ids)))
-        b[ID_PAGES][pages, 0, at, 0] = [t if t < VOCAB else -1 for t in ids]
+        b[interface.ID_PAGES][pages, 0, at, 0] = [t if t < VOCAB else -1 for t in ids]
 
     def _match(
         self, b: Mapping[str, Array], slot: int, position: int, token: int, past: Past, turn: int
@@ -385,8 +373,8 @@ class DraftingExecutor(FakeExecutor):
         """Drafts those after `token` if the text matches; the ids of the match."""
         pages, at = self._places(b, slot, np.arange(position))
         fed = b["layers.1.k_pages"][pages, at, 0]
-        assert (b[ID_PAGES][pages, 0, at, 0] == np.where(fed < VOCAB, fed, -1)).all()
-        states = [b[name] for name in (ID_PAGES, "page_table", "last_tokens", "drafts")]
+        assert (b[interface.ID_PAGES][pages, 0, at, 0] == np.where(fed < VOCAB, fed, -1)).all()
+        states = [b[name] for name in (interface.ID_PAGES, "page_table", "last_tokens", "drafts")]
         rows = [np.array([n], np.int32) for n in (slot, position - 1, 1)]
         attrs: Attrs = {"least": self._limits.suffix, "held": 0}
         (matched,), drafts = match_drafts.OP.reference(attrs, (*states, *rows))
@@ -453,7 +441,7 @@ class DraftingExecutor(FakeExecutor):
             b[HEAD_PAGES][page, (at - 1) % size] = said[-1], at - 1 + turn
             return knows and page >= 0
 
-        guesses = self._guesses(b, slot, position, token, past, turn, steps)
+        guesses = self._guesses(b, slot, position, token, past, turn, interface.steps)
         for i in range(self._drafts):
             said.append(next(guesses))
             b["drafts"][slot, i] = said[-1]
@@ -504,10 +492,10 @@ class TowerExecutor:
     """One bucket of the tower: a row is a digest of its patches, of where they are and of how the
     table of positions is read."""
 
-    def __init__(self, limits: Limits, rows: int, device: Device) -> None:
+    def __init__(self, limits: interface.Limits, rows: int, device: Device) -> None:
         dims = {"rows": rows, "tokens": rows * ROW_PATCHES}
         state = next(i.spec for i in fake_states(limits) if i.unit == IMAGE)
-        self.specs = Specs(tuple(s.bind(dims) for s in steps(VISION)), (state,), ())
+        self.specs = Specs(tuple(s.bind(dims) for s in interface.steps(VISION)), (state,), ())
         self._device, self.launches = device, 0
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
@@ -569,7 +557,7 @@ class Past:
 
 
 def build_fake(
-    limits: Limits,
+    limits: interface.Limits,
     decode: tuple[int, ...],
     prefill: tuple[int, ...],
     *,
@@ -583,14 +571,18 @@ def build_fake(
     device = Device(lazy=lazy)
     device.store = FakeStates(fake_states(limits), device)
     kind = DraftingExecutor if limits.drafts else FakeExecutor
-    keys = [(f, n) for f in families(limits.drafts) for n in (prefill if f == PREFILL else decode)]
+    keys = [
+        (f, n)
+        for f in interface.families(limits.drafts)
+        for n in (prefill if f == interface.PREFILL else decode)
+    ]
     executors: dict[BucketKey, Any] = {k: kind(limits, *k, device, poison_rate) for k in keys}
     for one in executors.values():
         one.listed, one.prefill_mark = listed, invariant << 20
     states, vision = fake_states(limits), VISION_INFO if limits.image_rows else None
     for rows in TOWERS if limits.image_rows else ():
         executors[VISION, rows] = TowerExecutor(limits, rows, device)
-    own = (limits, EOS, states, tables(limits), executors)
+    own = (limits, EOS, states, interface.tables(limits), executors)
     return Loaded(*own, device_states=device.store, vision=vision, invariant=invariant)
 
 

@@ -26,15 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.soak.attacks.processes import is_running
-from tests.soak.replicas import (
-    COMMAND,
-    ENDS_S,
-    START_S,
-    Soak,
-    children,
-    command_line,
-    listener,
-)
+from tests.soak.replicas import COMMAND, ENDS_S, START_S, Soak, children, command_line, listener
 
 GONE_S = 60.0  # in which what a killed `run` had started has ended
 NOTE = """

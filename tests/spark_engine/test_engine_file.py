@@ -126,14 +126,11 @@ def write_folder(path: Path) -> Path:
     return path
 
 
-def path_size(folder: Path) -> int:
-    return (folder / "weights.safetensors").stat().st_size
-
-
 def test_round_trip(folder: Path) -> None:
     opened = open_folder(folder, "cpu")
     assert opened.manifest == example(folder)
-    assert opened.manifest.memory.total == 180 + 20 + 4096 + path_size(folder)
+    weights_size = (folder / "weights.safetensors").stat().st_size
+    assert opened.manifest.memory.total == 180 + 20 + 4096 + weights_size
     engine = opened.engine(opened.manifest.buckets[0])
     assert engine.header == header() and engine.payload == b"payload" * 50
     for name, array in weights().items():

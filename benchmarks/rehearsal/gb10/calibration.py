@@ -40,22 +40,15 @@ SHORTEST = 0.2e-6  # seconds: what a launch takes at least when the gap is taken
 
 @dataclass(frozen=True)
 class Measured:
-    """One bucket's times.
+    """One bucket's times."""
 
-    Attributes:
-        model: its name.
-        bucket: its nodes.
-        points: times by the kind of kernel, most exact kind first.
-        seconds: of the whole bucket in its graph.
-        launches: how many were timed one by one, and what they took together then.
-    """
-
-    model: str
-    bucket: Bucket
+    model: str  # its name
+    bucket: Bucket  # its nodes
+    # Times by the kind of kernel, most exact kind first.
     points: tuple[tuple[tuple[Key, ...], Point], ...]
-    seconds: float
-    launches: int = 0
-    alone: float = 0.0
+    seconds: float  # of the whole bucket in its graph
+    launches: int = 0  # how many were timed one by one
+    alone: float = 0.0  # what they took together then
 
 
 @dataclass(frozen=True)

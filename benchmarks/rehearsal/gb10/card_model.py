@@ -33,24 +33,16 @@ OPS_A_CYCLE = 4096.0  # of a multiprocessor's tensor cores, dense bf16, of the c
 
 @dataclass(frozen=True)
 class Machine:
-    """A card, or some multiprocessors of it.
-
-    Attributes:
-        sms: multiprocessors that launches have.
-        clock: of each, a second.
-        bandwidth: bytes of DRAM a second that the card gives to all its multiprocessors.
-        draw: bytes of DRAM a second that one multiprocessor can ask for.
-        l2_bytes: the cache.
-        rates: operations a second of these multiprocessors by what is multiplied; a kind that is
-            not there is bound by nothing but the kernels' own work.
-    """
+    """A card, or some multiprocessors of it."""
 
     name: str
-    sms: int
-    clock: float
-    bandwidth: float
-    l2_bytes: int
-    draw: float = math.inf
+    sms: int  # multiprocessors that launches have
+    clock: float  # of each, a second
+    bandwidth: float  # bytes of DRAM a second that the card gives to all its multiprocessors
+    l2_bytes: int  # the cache
+    draw: float = math.inf  # bytes of DRAM a second that one multiprocessor can ask for
+    # Operations a second of these multiprocessors by what is multiplied; a kind that is not there
+    # is bound by nothing but the kernels' own work.
     rates: Mapping[str, float] = field(default_factory=dict)
 
     @property

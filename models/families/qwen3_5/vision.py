@@ -6,12 +6,7 @@ of the draft head, which graphs without images and drafts leave out.
 
 from math import isqrt
 
-from spark_engine.models.checkpoint.layout import (
-    DRAFT,
-    DRAFT_PREFIXES,
-    VISUAL,
-    VISUAL_PREFIXES,
-)
+from spark_engine.models.checkpoint.layout import DRAFT, DRAFT_PREFIXES, VISUAL, VISUAL_PREFIXES
 from spark_engine.models.checkpoint.tensor_list import Shape, Tensor, ValueKind
 from spark_engine.models.families.qwen3_5.config import Qwen3_5Config, VisionConfig
 from spark_engine.models.graph.vision_tower import Affine, TowerBlock, VisionTower

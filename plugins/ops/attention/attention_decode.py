@@ -7,7 +7,6 @@ fused ops, so the CPU's bits do not change. The pages are the first outputs, sin
 the others depends on the format.
 """
 
-from spark_engine.named import Named
 from spark_engine.op import Attrs, Chain, Op, Part, Tolerance
 from spark_engine.operand import Result, When
 from spark_engine.plugins.common import fragments as fr
@@ -74,10 +73,6 @@ def tolerance(attrs: Attrs) -> Tolerance:
     return Tolerance(element=6 * 2.0**-7, exact=4e-3, codes=0.03, blur=2.0**-7)
 
 
-def _check(node: Named) -> str | None:
-    return quantised.check(node) or nodes.check(node)
-
-
 Y = Result("y", "A[tokens,nq·D]", When("keep"))
 OP = serve(
     Op(
@@ -90,7 +85,7 @@ OP = serve(
         attrs={"tile": 1, **dict.fromkeys((*SIZES, "keep", "quant", "n"))},
         dims=nodes.DIMS,
         legal={**nodes.LEGAL, **quantised.LEGAL},
-        check=_check,
+        check=lambda node: quantised.check(node) or nodes.check(node),
         reference=reference,
         body=body,
         fuses=parts,

@@ -181,9 +181,7 @@ def _convolve(f: Text, weight: str, columns: str, tile: int, taps: int) -> str:
     total = ""
     for j in range(taps):
         term = f(
-            "Mul",
-            f("Slice", columns, [j], [j + tile], [1]),
-            f("Slice", by_tap, [j], [j + 1], [0]),
+            "Mul", f("Slice", columns, [j], [j + tile], [1]), f("Slice", by_tap, [j], [j + 1], [0])
         )
         total = f("Add", total, term) if total else term
     return total

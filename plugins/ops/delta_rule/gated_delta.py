@@ -149,3 +149,4 @@ CHUNK = serve(
     ),
     delta_prefill_kernels.CANDIDATES,
 )
+OPS = (STEP, CHUNK)

@@ -1,6 +1,5 @@
 """Gated RMSNorm -> quantisation, the fusion of gated_norm and *_quant (see those)."""
 
-from spark_engine.named import Named
 from spark_engine.op import Attrs, Chain, Op, Part
 from spark_engine.operand import Result, When
 from spark_engine.plugins.common import fragments as fr
@@ -38,10 +37,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("gated_norm_quant", names, outs)
 
 
-def _check(node: Named) -> str | None:
-    return quantised.check(node) or gated_norm.gates_fit(node)
-
-
 Y = Result("y", "A[tokens,K]", When("keep"))
 OP = serve(
     Op(
@@ -51,7 +46,7 @@ OP = serve(
         attrs={"eps": None, "heads": None, "offset": None, "keep": None, "quant": None, "n": None},
         dims=gated_norm.DIMS,
         legal=quantised.LEGAL,
-        check=_check,
+        check=lambda node: quantised.check(node) or gated_norm.gates_fit(node),
         reference=reference,
         body=body,
         fuses=parts,

@@ -19,11 +19,7 @@ from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.formats import quantised
 from spark_engine.plugins.kernels.delta_rule.delta_decode_kernels import CANDIDATES
 from spark_engine.plugins.launch import serve
-from spark_engine.plugins.ops.delta_rule import (
-    causal_conv,
-    gated_delta,
-    gated_norm,
-)
+from spark_engine.plugins.ops.delta_rule import causal_conv, gated_delta, gated_norm
 from spark_engine.tensors import Array, TensorSpec
 
 T = TypeVar("T")

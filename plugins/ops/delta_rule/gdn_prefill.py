@@ -8,7 +8,6 @@ change.
 from functools import partial
 from typing import TypeVar
 
-from spark_engine.named import Named
 from spark_engine.op import Attrs, Chain, Op, Part, Tolerance
 from spark_engine.operand import Result
 from spark_engine.plugins.common import operands
@@ -65,10 +64,6 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function(OP.name, OP.names(attrs, len(specs)), [r.name for r in OP.made(attrs)])
 
 
-def _check(node: Named) -> str | None:
-    return causal_conv.fits(node) or gated_delta.check(node)
-
-
 CONV = {o.name: o for o in causal_conv.OPERANDS}
 _, *RULE = gated_delta.CHUNK.operands
 OUTPUT, *STATES = gated_delta.CHUNK.results
@@ -89,7 +84,7 @@ OP = serve(
         ),
         attrs=gated_delta.CHUNK.attrs,
         dims={**causal_conv.DIMS, **gated_delta.DIMS, "C": "2·Hk·Dk+Hv·Dv"},
-        check=_check,
+        check=lambda node: causal_conv.fits(node) or gated_delta.check(node),
         reference=reference,
         body=body,
         fuses=parts,

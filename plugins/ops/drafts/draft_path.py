@@ -12,7 +12,7 @@ import numpy as np
 
 from spark_engine.named import Named
 from spark_engine.op import Attrs, Op
-from spark_engine.operand import Operand, Result, Role, TimedLaunch
+from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import over, read_rows
@@ -21,13 +21,8 @@ from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.drafts import round_operands as rounds
 from spark_engine.tensors import Array, DType, TensorSpec
 
-
-def _any(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
-    return np.asarray(rng.integers(0, launch.specs["successor"].dims[0], dims), np.int32)
-
-
 OPERANDS = (
-    Operand("ids", Role.ACTIVATION, "i32[tokens,top]", fill=_any),
+    Operand("ids", Role.ACTIVATION, "i32[tokens,top]", fill=operands.ids_of("successor")),
     operands.x("f32[tokens,top]", name="values"),
     operands.x("A[tokens,R]", name="query"),
     operands.weight("predecessor", "W[V,R]"),

@@ -33,10 +33,7 @@ OPERANDS = (
     rounds.DRAFTS,
     *operands.ROWS,
 )
-RESULTS = (
-    Result("matched", "i32[rows]"),
-    Result("drafts_out", "i32[S+1,K]", updates="drafts"),
-)
+RESULTS = (Result("matched", "i32[rows]"), Result("drafts_out", "i32[S+1,K]", updates="drafts"))
 
 
 def _check(node: Named) -> str | None:

@@ -10,7 +10,7 @@ import numpy as np
 from spark_engine.kernel import Plan
 from spark_engine.named import Named
 from spark_engine.op import Attrs, Op
-from spark_engine.operand import Operand, Result, Role, TimedLaunch
+from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.fragments import rms_norm, widen
 from spark_engine.plugins.common.onnx_nodes import Text
@@ -21,13 +21,8 @@ from spark_engine.plugins.ops.norm.rms_norm import normalise
 from spark_engine.plugins.ops.rowwise.embed import embedded, in_images
 from spark_engine.tensors import Array, TensorSpec
 
-
-def _ids(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
-    return np.asarray(rng.integers(0, launch.specs["weight"].dims[0], dims), np.int32)
-
-
 OPERANDS = (
-    Operand("ids", Role.ACTIVATION, "i32[tokens]", fill=_ids),
+    Operand("ids", Role.ACTIVATION, "i32[tokens]", fill=operands.ids_of("weight")),
     operands.x("A[tokens,H]", name="hidden"),
     operands.weight("weight", "W[V,H]"),
     operands.weight("norm_e", "f32[H]"),

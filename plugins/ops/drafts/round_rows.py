@@ -13,11 +13,7 @@ from spark_engine.op import Attrs, Op
 from spark_engine.operand import Result
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.sequence_tiles import (
-    over,
-    read_rows,
-    valid_tokens,
-)
+from spark_engine.plugins.common.sequence_tiles import over, read_rows, valid_tokens
 from spark_engine.plugins.kernels.drafts import draft_rounds_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.drafts import round_operands as rounds

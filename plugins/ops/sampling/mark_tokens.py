@@ -129,10 +129,6 @@ def _plan(node: Node) -> Plan:
     return node.plan(MARK.launch(node, (parts, rows), BLOCK, macros, rows=rows))
 
 
-def _cost(node: Node) -> float:
-    return rq.LAUNCH_SECONDS
-
-
 OP = serve(
     Op(
         name="mark_tokens",
@@ -142,5 +138,5 @@ OP = serve(
         reference=reference,
         body=body,
     ),
-    (Candidate("pieces", "sampling/mark_tokens_atomic.cu", _plan, _cost),),
+    (Candidate("pieces", "sampling/mark_tokens_atomic.cu", _plan, lambda node: rq.LAUNCH_SECONDS),),
 )

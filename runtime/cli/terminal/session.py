@@ -150,10 +150,7 @@ class Session:
         return images.tokens(text, self._tokenizer, capacity(self.info.limits))
 
     def render(
-        self,
-        messages: Sequence[Message],
-        thinking: bool | None = None,
-        marks: Marks | None = None,
+        self, messages: Sequence[Message], thinking: bool | None = None, marks: Marks | None = None
     ) -> str:
         """The prompt for a chat; `thinking` None: the default of the session's options.
 

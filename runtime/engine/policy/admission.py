@@ -34,20 +34,14 @@ class Admit:
 
 @dataclass(slots=True)
 class _Step:
-    """One step's decisions so far.
+    """One step's decisions so far."""
 
-    Attributes:
-        in_flight: launched, uncollected steps.
-        slots: reserved for requests that wait for a running prefill, as are `page_count` pages.
-        followers: such requests, with or without a reservation.
-        victims: sequences that are preempted.
-    """
-
-    in_flight: int
+    in_flight: int  # launched, uncollected steps
+    # Reserved for requests that wait for a running prefill, as are `page_count` pages.
     slots: int = 0
     page_count: int = 0
-    followers: int = 0
-    victims: list[Sequence] = field(default_factory=list)
+    followers: int = 0  # such requests, with or without a reservation
+    victims: list[Sequence] = field(default_factory=list)  # sequences that are preempted
 
 
 class Admission:

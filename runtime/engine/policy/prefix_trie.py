@@ -166,19 +166,13 @@ class CachedState:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """How a new state follows an earlier one of its conversation.
+    """How a new state follows an earlier one of its conversation."""
 
-    Attributes:
-        before: the last state that its maker left, or the one that it resumed from.
-        resumed: `before` is another request's, from which the maker resumed.
-        answer: it is after the answer.
-        waiters: requests that wait to resume there.
-    """
-
+    # The last state that its maker left, or the one that it resumed from.
     before: CachedState | None = None
-    resumed: bool = False
-    answer: bool = False
-    waiters: int = 0
+    resumed: bool = False  # `before` is another request's, from which the maker resumed
+    answer: bool = False  # it is after the answer
+    waiters: int = 0  # requests that wait to resume there
 
 
 UNRELATED = Lineage()
@@ -186,21 +180,13 @@ UNRELATED = Lineage()
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """The cached state from which a prompt can resume.
+    """The cached state from which a prompt can resume."""
 
-    Attributes:
-        position: tokens that need not be computed.
-        nodes: those of the full pages below it.
-        snapshot: the state there; None at position 0.
-        suffix_page: the page to copy, up to `position`; -1 at a page's end.
-        kv_position: number of tokens with known keys and values.
-    """
-
-    position: int
-    nodes: tuple[PageNode, ...]
-    snapshot: CachedState | None
-    suffix_page: int
-    kv_position: int
+    position: int  # tokens that need not be computed
+    nodes: tuple[PageNode, ...]  # those of the full pages below it
+    snapshot: CachedState | None  # the state there; None at position 0
+    suffix_page: int  # the page to copy, up to `position`; -1 at a page's end
+    kv_position: int  # number of tokens with known keys and values
 
     @property
     def pages(self) -> list[int]:

@@ -15,12 +15,7 @@ from typing import Any
 import msgspec
 
 from spark_engine.interface import MOST_DRAFTS, Limits
-from spark_engine.runtime.engine.request import (
-    MAX_LOGPROBS,
-    MOST_PIXELS,
-    SamplingParams,
-    capacity,
-)
+from spark_engine.runtime.engine.request import MAX_LOGPROBS, MOST_PIXELS, SamplingParams, capacity
 from spark_engine.runtime.server.api.fields import BadField, check_range, short, too_long
 from spark_engine.runtime.server.api.unsupported_fields import UnsupportedFields
 

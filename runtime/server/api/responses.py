@@ -81,8 +81,7 @@ class ResponsesBody(ThinkingFields, kw_only=True):
 
 
 def to_chat_request(body: ResponsesBody, items: Iterable[Json]) -> tuple[ChatRequest, ToolNames]:
-    """The conversation of a body with these items, and the names of its tools.
-    Raises BadField."""
+    """The conversation of a body with these items, and the names of its tools. Raises BadField."""
     for name, instead in UNSUPPORTED.items():
         if (value := getattr(body, name)) is not None:
             raise BadField(f"{name} ({short(value)}) is not supported: {instead}", name)

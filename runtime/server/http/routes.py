@@ -30,17 +30,11 @@ from spark_engine.runtime.server.service.service import Service
 
 
 def _generates(start: Start) -> Run:
-    async def run(endpoints: Endpoints, request: Request) -> Response:
-        return await endpoints.generate(request, start)
-
-    return run
+    return lambda endpoints, request: endpoints.generate(request, start)
 
 
 def _computes(kind: JobKind) -> Run:
-    async def run(endpoints: Endpoints, request: Request) -> Response:
-        return await endpoints.compute(request, kind)
-
-    return run
+    return lambda endpoints, request: endpoints.compute(request, kind)
 
 
 def _shows(show: Callable[[Endpoints], Response]) -> Run:

@@ -50,11 +50,10 @@ class EngineCollector(Collector):
         model: str,
         read: Read,
         limits: Limits | None = None,
-        loaded: Loaded | None = None,
         pid: Pid = lambda: None,
+        loaded: Loaded | None = None,
     ) -> None:
-        self._model = model
-        self._read = read
+        self.model, self._read = model, read
         self._limits, self._loaded = limits, loaded
         self._process = ProcessCollector("spark_engine", lambda: pid() or -1, registry=None)
         self._release = {"commit": "", **release(), "python": platform.python_version()}
@@ -84,7 +83,7 @@ class EngineCollector(Collector):
             yield self._counter("spark:engine_loads", {"": loads})
         for metric in self._process.collect():
             if self._loaded is not None:  # several may have one
-                mine = {"model_name": self._model}
+                mine = {"model_name": self.model}
                 metric.samples = [s._replace(labels=s.labels | mine) for s in metric.samples]
             yield metric
 
@@ -147,7 +146,7 @@ class EngineCollector(Collector):
 
     def _gauge(self, name: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, _words(name), labels=["model_name"])
-        family.add_metric([self._model], value)
+        family.add_metric([self.model], value)
         return family
 
     def _counter(self, name: str, values: Mapping[Labels, int], *labels: str) -> Metric:
@@ -155,12 +154,12 @@ class EngineCollector(Collector):
         family = CounterMetricFamily(name, _words(name), labels=["model_name", *labels])
         for key, value in values.items():
             own: tuple[str, ...] = (key,) if isinstance(key, str) else key
-            family.add_metric([self._model, *own[: len(labels)]], value)
+            family.add_metric([self.model, *own[: len(labels)]], value)
         return family
 
     def _info(self, name: str, facts: Mapping[str, str]) -> Metric:
         family = InfoMetricFamily(name, _words(name), labels=["model_name"])
-        family.add_metric([self._model], dict(facts))
+        family.add_metric([self.model], dict(facts))
         return family
 
 

@@ -25,15 +25,7 @@ from prometheus_client import (
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from spark_engine.interface import Limits
-from spark_engine.runtime.server.operation.engine_metrics import (
-    PREFIXES,
-    EngineCollector,
-    Engines,
-    Loaded,
-    Pid,
-    Read,
-)
+from spark_engine.runtime.server.operation.engine_metrics import PREFIXES, EngineCollector, Engines
 
 FIRST = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)  # seconds
 BETWEEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
@@ -55,18 +47,9 @@ F = TypeVar("F", Counter, Histogram)
 
 
 class Metrics:
-    """The counters of one model of a server, and of the server. `read` returns the engine's
-    counters and its last step's age in seconds, `pid` its process, `loaded` whether it is loaded
-    and how often it was; `limits` None omits the engine's description."""
+    """The counters of one model of a server, and of the server. `engine`: of the model's engine."""
 
-    def __init__(
-        self,
-        model: str,
-        read: Read,
-        limits: Limits | None = None,
-        pid: Pid = lambda: None,
-        loaded: Loaded | None = None,
-    ) -> None:
+    def __init__(self, engine: EngineCollector) -> None:
         # the series' times of creation are unused, and a fifth of the text
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry, self._of_keys = CollectorRegistry(), CollectorRegistry()
@@ -78,24 +61,17 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         self._add_http()
-        self._bind(model, EngineCollector(model, read, limits, loaded, pid))
+        self._bind(engine)
 
-    def of_model(
-        self,
-        model: str,
-        read: Read,
-        limits: Limits | None = None,
-        pid: Pid = lambda: None,
-        loaded: Loaded | None = None,
-    ) -> Metrics:
+    def of_model(self, engine: EngineCollector) -> Metrics:
         """The counters of another model of the same server, in the same text."""
         made = copy(self)
-        made._bind(model, EngineCollector(model, read, limits, loaded, pid))
+        made._bind(engine)
         return made
 
-    def _bind(self, model: str, engine: EngineCollector) -> None:
+    def _bind(self, engine: EngineCollector) -> None:
         """The series of this model."""
-        self._model = model
+        self._model = engine.model
         self._engines.rows.append(engine)
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of accepted requests")
         self._generated = self._counter("generation_tokens", "Tokens generated")
@@ -205,10 +181,8 @@ class Metrics:
         self._http = Counter("http_requests", text, [*labels, "status"], registry=own)
         for status in (408, 503):
             self._http.labels("none", "none", str(status))
-        name, text = (
-            "http_request_duration_seconds",
-            "Seconds from a POST's head to its answer's end",
-        )
+        name = "http_request_duration_seconds"
+        text = "Seconds from a POST's head to its answer's end"
         self._http_times = Histogram(name, text, ["handler"], buckets=HTTP, registry=own)
         self.in_flight = Gauge("http_requests_in_flight", "HTTP requests now", registry=own)
         text, labels = "Requests refused by a key's limit", ["key", "limit"]

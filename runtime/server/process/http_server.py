@@ -20,10 +20,7 @@ from uvicorn.config import LifespanType
 
 from spark_engine.runtime.server.engine_client import engine_folder
 from spark_engine.runtime.server.http.app import create_app
-from spark_engine.runtime.server.http.connections import (
-    Connection,
-    Connections,
-)
+from spark_engine.runtime.server.http.connections import Connection, Connections
 from spark_engine.runtime.server.http.descriptors import connection_capacity
 from spark_engine.runtime.server.http.endpoints import Endpoints
 from spark_engine.runtime.server.http.guard import guard_of

@@ -61,10 +61,7 @@ def _check(options: ServerOptions) -> None:
 
 
 async def serve(
-    command: Sequence[str],
-    folder: Path,
-    options: ServerOptions,
-    early: EarlyProcess | None = None,
+    command: Sequence[str], folder: Path, options: ServerOptions, early: EarlyProcess | None = None
 ) -> int:
     """Serves a folder by the engine process of `command`; the socket's address is added to it."""
 

@@ -136,10 +136,7 @@ class Preparer:
         return self._images(self.fetched, self.seen)
 
     def converse(
-        self,
-        chat: ChatRequest,
-        asked: Asked | None = None,
-        images: "PromptImages | None" = None,
+        self, chat: ChatRequest, asked: Asked | None = None, images: "PromptImages | None" = None
     ) -> tuple[Prepared, list[bytes]]:
         """An accepted conversation, and the blobs. `asked` has the API's fields; the messages have
         the marks of `images`. Raises RequestError."""

@@ -26,6 +26,7 @@ from spark_engine.runtime.server.api.answers import Json, usage
 from spark_engine.runtime.server.api.common import fold_seed
 from spark_engine.runtime.server.engine_client.client import Busy, EngineClient
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo
+from spark_engine.runtime.server.operation.engine_metrics import EngineCollector
 from spark_engine.runtime.server.operation.http_request import current, owner
 from spark_engine.runtime.server.operation.metrics import Metrics
 from spark_engine.runtime.server.prompts import contract
@@ -114,13 +115,14 @@ class Service:
         self.names = tuple(names)
         self.created = int(time.time())
         self.responses: ResponseStore = ResponseStore() if peer is None else peer.responses
-        self.metrics: Metrics = (Metrics if peer is None else peer.metrics.of_model)(
+        engine = EngineCollector(
             self.names[0],
             lambda: (client.stats, client.step_age),
             info.limits,
             lambda: client.pid,
             None if client.state is None else lambda: (client.running, client.loads),
         )
+        self.metrics: Metrics = Metrics(engine) if peer is None else peer.metrics.of_model(engine)
         self.tokenizer = tokenizer
         self._pool, self._formats = pool, formats or Formats()
         self._timeout_s, self._queue_s, self._fetcher = timeout_s, queue_s, fetcher

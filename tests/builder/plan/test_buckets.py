@@ -5,18 +5,7 @@ from typing import Any
 
 import pytest
 
-from spark_engine.builder.plan import budget
-from spark_engine.builder.plan.buckets import (
-    Size,
-    bucket_sizes,
-    cpu_rounds,
-    decode_rows,
-    fine_decode_rows,
-    finer_rows,
-    parse_rounds,
-    parse_sizes,
-    rounds,
-)
+from spark_engine.builder.plan import buckets, budget
 from spark_engine.builder.plan.drafts import HeadFacts
 from spark_engine.builder.plan.options import KV_BUDGET, ModelFacts, Options, gpu_of, resolve
 from spark_engine.errors import OptionError
@@ -33,7 +22,7 @@ NO_HEAD = "the checkpoint has no draft head: built without drafts"
     [(1, (1,)), (2, (1, 2)), (3, (1, 2, 3)), (32, (1, 2, 4, 8, 16, 32)), (5, (1, 2, 4, 5))],
 )
 def test_decode_rows(most: int, rows: tuple[int, ...]) -> None:
-    assert decode_rows(most) == rows
+    assert buckets.decode_rows(most) == rows
 
 
 @pytest.mark.parametrize(
@@ -50,7 +39,7 @@ def test_decode_rows(most: int, rows: tuple[int, ...]) -> None:
 )
 def test_a_gpus_decode_rows(most: int, rows: tuple[int, ...]) -> None:
     """65 rows alive run 96, not 128."""
-    assert fine_decode_rows(most) == rows
+    assert buckets.fine_decode_rows(most) == rows
     plan = resolve(Options(target="sm_90a", max_seqs=most, max_context=64), FACTS)
     assert tuple(size.rows for size in plan.buckets.decode) == rows
 
@@ -68,7 +57,7 @@ def test_a_gpus_decode_rows(most: int, rows: tuple[int, ...]) -> None:
 def test_sizes_that_a_build_may_add_are_between_those_that_it_has(
     most: int, rows: tuple[int, ...]
 ) -> None:
-    assert finer_rows(most) == rows
+    assert buckets.finer_rows(most) == rows
 
 
 def test_finer_sizes_are_for_families_that_were_not_named_and_not_for_equal_bits() -> None:
@@ -85,13 +74,13 @@ def test_finer_sizes_are_for_families_that_were_not_named_and_not_for_equal_bits
 
 
 def test_sizes_bind_dims_and_name_files() -> None:
-    decode, prefill = Size("decode", 4), Size("prefill", 4)
+    decode, prefill = buckets.Size("decode", 4), buckets.Size("prefill", 4)
     assert decode.dims == {"rows": 4, "tokens": 4} and decode.file == "decode_b4.engine"
     assert prefill.dims == {"rows": 4, "tokens": 256} and prefill.file == "prefill_t256.engine"
 
 
 def test_wishes_are_sorted_and_the_largest_holds_every_sequence() -> None:
-    found = bucket_sizes((4, 1, 4), (256, 64), Limits(6, 128, 8, 9))
+    found = buckets.bucket_sizes((4, 1, 4), (256, 64), Limits(6, 128, 8, 9))
     assert [s.rows for s in found.decode] == [1, 4, 6]
     assert [s.dims["tokens"] for s in found.of("prefill")] == [64, 256]
 
@@ -108,22 +97,22 @@ def test_bad_sizes(
     decode: tuple[int, ...] | None, prefill: tuple[int, ...] | None, words: str
 ) -> None:
     with pytest.raises(OptionError, match=words):
-        bucket_sizes(decode, prefill, Limits(6, 128, 8, 9))
+        buckets.bucket_sizes(decode, prefill, Limits(6, 128, 8, 9))
 
 
 def test_parse() -> None:
-    assert parse_sizes("--decode", "1, 2,4") == (1, 2, 4)
+    assert buckets.parse_sizes("--decode", "1, 2,4") == (1, 2, 4)
     for text in ("1,,2", "a", "", "-1", "1.5", "4,0"):
         with pytest.raises(OptionError, match=f"--decode {text}: .* is no number from 1"):
-            parse_sizes("--decode", text)
-    assert parse_rounds("--verify", "1:3, 16:2") == ((1, 3), (16, 2))
+            buckets.parse_sizes("--decode", text)
+    assert buckets.parse_rounds("--verify", "1:3, 16:2") == ((1, 3), (16, 2))
     for text in ("1", "1:", ":2", "1:2:3", "1:2,", "a:1", ""):
         with pytest.raises(OptionError, match="is not rows:drafts; write e.g. 1:3,8:2"):
-            parse_rounds("--verify", text)
+            buckets.parse_rounds("--verify", text)
 
 
 def test_a_bucket_that_verifies_has_a_token_more_than_drafts() -> None:
-    size = Size("verify_k3", 16)
+    size = buckets.Size("verify_k3", 16)
     assert (size.tile, size.dims) == (4, {"rows": 16, "tokens": 64})
     assert size.file == "verify_b16_k3.engine"
 
@@ -138,14 +127,14 @@ def test_a_bucket_that_verifies_has_a_token_more_than_drafts() -> None:
 def test_rounds_of_few_rows_come_in_more_lengths(
     drafts: int, few: tuple[int, ...], many: tuple[int, ...]
 ) -> None:
-    found = rounds((1, 16, 24, 128), drafts)
+    found = buckets.rounds((1, 16, 24, 128), drafts)
     by_rows = {rows: tuple(k for r, k in found if r == rows) for rows in (1, 16, 24, 128)}
     assert by_rows == {1: few, 16: few, 24: many, 128: many}
 
 
 def test_every_decode_bucket_has_rounds_of_its_size() -> None:
     limits = Limits(24, 128, 8, 9, drafts=3)
-    found = bucket_sizes((1, 8), None, limits)
+    found = buckets.bucket_sizes((1, 8), None, limits)
     assert [(s.family, s.rows) for s in found.verify] == [
         *[("verify_k1", 1), ("verify_k1", 8), ("verify_k1", 24)],
         *[("verify_k2", 1), ("verify_k2", 8)],
@@ -154,15 +143,15 @@ def test_every_decode_bucket_has_rounds_of_its_size() -> None:
     assert [s.rows for s in found.of("verify_k2")] == [1, 8]
     assert found.families(3) == ("decode", "prefill", "verify_k1", "verify_k2", "verify_k3")
     assert len(found) == 3 + 2 + 8
-    planned = bucket_sizes((1, 8), None, limits, ((8, 2), (1, 2), (8, 2)))
+    planned = buckets.bucket_sizes((1, 8), None, limits, ((8, 2), (1, 2), (8, 2)))
     assert [s.file for s in planned.verify] == ["verify_b1_k2.engine", "verify_b8_k2.engine"]
     assert planned.families(3) == ("decode", "prefill", "verify_k2")
 
 
 def test_a_cpu_verifies_few_rows_with_every_draft() -> None:
-    assert cpu_rounds((1, 2, 4, 8, 32), 3) == ((1, 3), (4, 3))
-    assert cpu_rounds((1,), 3) == ((1, 3),) and cpu_rounds((8, 32), 3) == ()
-    assert cpu_rounds((1, 2), 0) == ()
+    assert buckets.cpu_rounds((1, 2, 4, 8, 32), 3) == ((1, 3), (4, 3))
+    assert buckets.cpu_rounds((1,), 3) == ((1, 3),) and buckets.cpu_rounds((8, 32), 3) == ()
+    assert buckets.cpu_rounds((1, 2), 0) == ()
 
 
 @pytest.mark.parametrize(
@@ -176,7 +165,7 @@ def test_a_cpu_verifies_few_rows_with_every_draft() -> None:
 )
 def test_bad_rounds(given: tuple[tuple[int, int], ...], words: str) -> None:
     with pytest.raises(OptionError, match=words):
-        bucket_sizes(None, None, Limits(4, 128, 8, 9, drafts=2), given)
+        buckets.bucket_sizes(None, None, Limits(4, 128, 8, 9, drafts=2), given)
 
 
 def test_defaults() -> None:

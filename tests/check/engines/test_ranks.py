@@ -170,8 +170,4 @@ def test_a_rank_that_fails_ends_the_others_and_is_what_is_raised() -> None:
     waits = [rendezvous.comms[0].barrier, fails, rendezvous.comms[2].barrier]
     with pytest.raises(ExecutorError, match="has no such bucket"):
         rendezvous.run(waits)
-    found: list[Any] = []
-    parts = np.arange(6, dtype=np.float32).reshape(3, 2)
-    works = [lambda c=c: found.append(c.all_reduce(parts[c.rank])) for c in rendezvous.comms]
-    rendezvous.run(works)
-    assert [one.tolist() for one in found] == [[6, 9]] * 3, "and the next run begins again"
+    rendezvous.close()

@@ -35,7 +35,7 @@ def _state(got: Any, want: Any, before: Any) -> Verdict:
         old, truth, new = (a[index] for a in (before, want, got))
         recorded = Recorded(step, (old,), (truth,), states)
         verdicts += compare_node(recorded, (new,), MASKS, LIMITS)
-    assert verdicts[0].passed == verdicts[1].passed
+    assert bool(verdicts[0]) == bool(verdicts[1])
     assert verdicts[0].figures == verdicts[1].figures
     return verdicts[0]
 

@@ -130,13 +130,13 @@ def test_the_order_is_that_of_the_network() -> None:
 
 def test_a_few_outliers_are_tolerated_where_the_thresholds_say_so() -> None:
     finding = Finding("layers.0.out")
-    finding.add(Verdict("layers.0.out", True, rows=95), "launch 0")
-    finding.add(Verdict("layers.0.out", False, "far off", rows=5, outliers=5), "launch 1")
+    finding.add(Verdict("layers.0.out", rows=95), "launch 0")
+    finding.add(Verdict("layers.0.out", "far off", rows=5, outliers=5), "launch 1")
     strict, lenient = copy.copy(finding), copy.copy(finding)
     strict.settle(0.04)
     lenient.settle(0.05)
     assert not strict.passed and strict.where == "launch 1" and "5 of 100 rows" in strict.reason
     assert lenient.passed and lenient.reason == ""
-    finding.add(Verdict("layers.0.out", False, "NaN", rows=1, hard=True), "launch 2")
+    finding.add(Verdict("layers.0.out", "NaN", rows=1, hard=True), "launch 2")
     finding.settle(1)
     assert not finding.passed

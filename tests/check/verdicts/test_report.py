@@ -31,27 +31,25 @@ def finding(name: str, *verdicts: Verdict) -> Finding:
 
 def test_the_worst_figures_of_all_launches_are_kept() -> None:
     both = [{"cosine": 0.7, "rel_l2": 0.1, "same": 3}, {"cosine": 0.9, "rel_l2": 0.4, "same": 2}]
-    kept = finding("x", *(Verdict("x", True, figures=f) for f in both)).figures
+    kept = finding("x", *(Verdict("x", figures=f) for f in both)).figures
     assert kept == {"cosine": 0.7, "rel_l2": 0.4, "same": 2}
-    one, two = (finding("x", Verdict("x", True, figures=f, rows=5, outliers=1)) for f in both)
+    one, two = (finding("x", Verdict("x", figures=f, rows=5, outliers=1)) for f in both)
     one.merge(two)
     assert one.figures == kept and (one.rows, one.outliers) == (10, 2)
 
 
 def test_a_hard_failure_fails_though_all_rows_may_be_outliers() -> None:
-    hard = finding("x", Verdict("x", False, "NaN", hard=True), Verdict("x", True))
+    hard = finding("x", Verdict("x", "NaN", hard=True), Verdict("x"))
     hard.settle(1)
     assert not hard.passed and hard.where == "launch 0" and "NaN" in hard.reason
 
 
 def failed(name: str, reason: str = "far off") -> Finding:
-    return finding(name, Verdict(name, False, reason, outliers=1, hard=True))
+    return finding(name, Verdict(name, reason, outliers=1, hard=True))
 
 
 def test_the_first_that_failed_is_named() -> None:
-    level = Level(
-        "layer", "reference", {}, [finding("a", Verdict("a", True)), failed("b"), failed("c")]
-    )
+    level = Level("layer", "reference", {}, [finding("a", Verdict("a")), failed("b"), failed("c")])
     level.settle(lambda f: f"<{f.name}>", 0)
     assert level.first == "<b>" and not level.passed
 
@@ -93,12 +91,10 @@ def test_limits_and_a_legend_come_with_the_figures() -> None:
     limits = load("bf16 quantised")
     figures = {"rel_l2": 0.11, "cosine": 0.99, "kl": 0.0098, "flips": 1, "near_ties": 1}
     levels = [
-        Level(
-            name, "reference", asdict(limits), [finding("logits", Verdict("logits", True, **row))]
-        )
+        Level(name, "reference", asdict(limits), [finding("logits", Verdict("logits", **row))])
         for name, row in (("model", {"figures": figures}), ("layer", {"figures": figures}))
     ]
-    levels[1].findings.append(finding("layers.0.x", Verdict("layers.0.x", True, figures=figures)))
+    levels[1].findings.append(finding("layers.0.x", Verdict("layers.0.x", figures=figures)))
     out = io.StringIO()
     show(CheckReport("engine", "reference", levels), Console(file=out, width=120))
     said = out.getvalue()

@@ -103,8 +103,7 @@ def test_files_of_other_programs(tmp_path: Path, file: str, name: str, config: b
 
 
 @pytest.mark.parametrize(
-    ("dtype", "name"),
-    [("I8", "int8"), ("U32", "MLX"), ("F8_E5M2", "FP8 E5M2"), ("F64", "F64")],
+    ("dtype", "name"), [("I8", "int8"), ("U32", "MLX"), ("F8_E5M2", "FP8 E5M2"), ("F64", "F64")]
 )
 def test_dtypes_of_other_formats(tmp_path: Path, dtype: str, name: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(text_config(False)))

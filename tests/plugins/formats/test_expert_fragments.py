@@ -7,6 +7,7 @@ import pytest
 
 from spark_engine.plugins.formats import expert_layout as et
 from spark_engine.plugins.formats import expert_packs, numpy_codecs
+from tests.plugins.linear import unpacking
 
 ROWS, WIDTH = 128, 128  # two panels of 64 rows, two k-slabs of 64 k
 
@@ -34,18 +35,10 @@ def test_a_lane_finds_and_decodes_its_fp4_codes() -> None:
     codes = np.random.default_rng(1).integers(0, 256, (ROWS, WIDTH // 2), dtype=np.uint8)
     values = numpy_codecs.e2m1_decode(numpy_codecs.unpack(codes)).astype(np.float64)
     words = et.pack_codes(codes).view(np.uint32).reshape(2, 2, 4, 8, 4, 2, 2)
-    for j, turns in enumerate(((0, 0), (6, 6), (10, 10), (12, 4))):
-        masks = (0x81C081C0, 0) if j < 3 else (0x80C080C0, 0x01000100)
-        pair = np.zeros_like(words)
-        for turn, mask in zip(turns, masks, strict=True):
-            turned = words << np.uint32(turn) | words >> np.uint32((32 - turn) % 32)
-            pair |= turned & np.uint32(mask)
-        for i in range(2):
-            bits = (pair >> np.uint32(16 * i) & np.uint32(0xFFFF)) << np.uint32(16)
-            got = bits.view(np.float32).astype(np.float64) * 2.0**126
-            for panel, slab, m16, g, t, p, r in np.ndindex(words.shape):
-                row, k = 64 * panel + 16 * m16 + 8 * r + g, 64 * slab + 16 * t + 8 * p + 2 * j + i
-                assert got[panel, slab, m16, g, t, p, r] == values[row, k]
+    for j, i, got in unpacking.rotated(words):
+        for panel, slab, m16, g, t, p, r in np.ndindex(words.shape):
+            row, k = 64 * panel + 16 * m16 + 8 * r + g, 64 * slab + 16 * t + 8 * p + 2 * j + i
+            assert got[panel, slab, m16, g, t, p, r] == values[row, k]
 
 
 def test_a_lane_finds_and_decodes_its_scales() -> None:

@@ -121,18 +121,10 @@ def test_codes_decode_by_rotations_and_masks() -> None:
     codes = np.random.default_rng(0).integers(0, 256, (16, 32), dtype=np.uint8)
     want = numpy_codecs.e2m1_decode(numpy_codecs.unpack(codes)).reshape(2, 8, 2, 2, 2, 4, 2)
     words = wt.pack_fp4(codes).view(np.uint32).reshape(8, 4, 2, 2)  # g, t, p, r
-    for j, turns in enumerate(((0, 0), (6, 6), (10, 10), (12, 4))):
-        masks = (0x81C081C0, 0) if j < 3 else (0x80C080C0, 0x01000100)
-        pair = np.zeros_like(words)
-        for turn, mask in zip(turns, masks, strict=True):
-            turned = words << np.uint32(turn) | words >> np.uint32((32 - turn) % 32)
-            pair |= turned & np.uint32(mask)
-        for i in range(2):
-            bits = (pair >> np.uint32(16 * i) & np.uint32(0xFFFF)) << np.uint32(16)
-            got = bits.view(np.float32).astype(np.float64) * 2.0**126
-            # want: r, g, p, odd step, half of k, t, i
-            expect = want[:, :, :, j // 2, j % 2, :, i].transpose(1, 3, 2, 0)
-            np.testing.assert_array_equal(got, expect)
+    for j, i, got in unpacking.rotated(words):
+        # want: r, g, p, odd step, half of k, t, i
+        expect = want[:, :, :, j // 2, j % 2, :, i].transpose(1, 3, 2, 0)
+        np.testing.assert_array_equal(got, expect)
 
 
 def test_int4_decodes_as_the_kernel_does_it() -> None:

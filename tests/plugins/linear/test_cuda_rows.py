@@ -16,12 +16,7 @@ import pytest
 from spark_engine.kernel import GB10, H200, Plan, Target, rehearsal
 from spark_engine.op import Attrs, Op
 from spark_engine.plugins.formats import numpy_codecs
-from spark_engine.plugins.kernels.gemm import (
-    linear_bf16_kernels,
-    linear_fp8_kernels,
-    linear_nvfp4_a4_kernels,
-    linear_nvfp4_kernels,
-)
+from spark_engine.plugins.kernels import gemm
 from spark_engine.plugins.kernels.gemm.stream_k import stream_k_gemm as sg
 from spark_engine.plugins.kernels.gemm.stream_k import stream_k_schedule as order
 from spark_engine.plugins.registry import REGISTRY
@@ -39,11 +34,11 @@ OPS = {n: REGISTRY[n] for n in ("linear", "fp8_linear", "nvfp4_linear", A4, "int
 FORMS = {
     form.symbol: form
     for form in (
-        linear_bf16_kernels.FORM,
-        linear_fp8_kernels.FORM,
-        linear_nvfp4_kernels.FORM,
-        linear_nvfp4_kernels.INT4,
-        linear_nvfp4_a4_kernels.FORM,
+        gemm.linear_bf16_kernels.FORM,
+        gemm.linear_fp8_kernels.FORM,
+        gemm.linear_nvfp4_kernels.FORM,
+        gemm.linear_nvfp4_kernels.INT4,
+        gemm.linear_nvfp4_a4_kernels.FORM,
     )
 }
 LAYERS = ((34816, 5120), (5120, 17408), (16384, 5120), (5120, 6144), (12288, 2048), (64, 2048))

@@ -1,6 +1,9 @@
 """The inverses of the layouts of linear_layout.py."""
 
+from collections.abc import Iterator
+
 import numpy as np
+from numpy.typing import NDArray
 
 from spark_engine.plugins.formats import linear_layout as wt
 from spark_engine.plugins.formats import weight_packing
@@ -18,6 +21,20 @@ def unpack_pair(words: U32, j: int) -> U8:
             bit = (words >> np.uint32(place) & np.uint32(1)).astype(np.uint8)
             byte |= bit << np.uint8(4 * nibble + 3 - i)
     return byte
+
+
+def rotated(words: U32) -> Iterator[tuple[int, int, NDArray[np.float64]]]:
+    """(j, i, values) of the FP4 codes of words, as a kernel finds them: pair j by a rotation and
+    a mask, its half i as bf16 · 2^-126."""
+    for j, turns in enumerate(((0, 0), (6, 6), (10, 10), (12, 4))):
+        masks = (0x81C081C0, 0) if j < 3 else (0x80C080C0, 0x01000100)
+        pair = np.zeros_like(words)
+        for turn, mask in zip(turns, masks, strict=True):
+            turned = words << np.uint32(turn) | words >> np.uint32((32 - turn) % 32)
+            pair |= turned & np.uint32(mask)
+        for i in range(2):
+            bits = (pair >> np.uint32(16 * i) & np.uint32(0xFFFF)) << np.uint32(16)
+            yield j, i, bits.view(np.float32).astype(np.float64) * 2.0**126
 
 
 def unpack_bytes(packed: U8, width: int) -> U8:

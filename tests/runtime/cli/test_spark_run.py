@@ -335,8 +335,7 @@ def test_an_embedded_engine_is_built_when_missing_or_older(engine: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("words", "closed"),
-    [((), False), (("--log-format", "json"), True), (("--device", "0"), True)],
+    ("words", "closed"), [((), False), (("--log-format", "json"), True), (("--device", "0"), True)]
 )
 def test_an_early_process_serves_unless_options_change_what_it_began_with(
     bare: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], closed: bool

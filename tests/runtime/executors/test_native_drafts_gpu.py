@@ -85,8 +85,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def requests(vocab: int, most: int = TOKENS) -> list[Request]:
     """Prompts of several lengths, greedy and sampled, with penalties, bias, min_tokens and stops.
     Half are the beginning of a story, with accepted drafts; the others are random ids. Some are
-    urgent.
-    """
+    urgent."""
     rng = random.Random(7)
     story = [token % vocab for token in Tokenizer.load(TINY).encode(STORY)]
     made = []

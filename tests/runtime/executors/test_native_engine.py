@@ -78,8 +78,7 @@ Make = Callable[[int | None, int], tuple[Engine, FakeGpu]]
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes an engine of a depth with so many bytes of swap, and its GPU; closes the engine at the
-    end.
-    """
+    end."""
     owners: list[native.NativeEngine] = []
 
     def made(depth: int | None, swap_bytes: int) -> tuple[Engine, FakeGpu]:

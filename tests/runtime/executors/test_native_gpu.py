@@ -83,8 +83,7 @@ def taken(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Taken:
 
 def lost(taken: Taken, use: Callable[[], None]) -> int:
     """Bytes that each use after the first one leaves allocated; the driver's own allocations happen
-    in the first.
-    """
+    in the first."""
     found = []
     for _ in range(3):
         use()
@@ -94,8 +93,7 @@ def lost(taken: Taken, use: Callable[[], None]) -> int:
 
 def bare() -> None:
     """The context and the stream alone. The driver (580.159.04) keeps 4 MiB of every destroyed
-    green context, which an engine of a rehearsal has; it keeps nothing of other contexts.
-    """
+    green context, which an engine of a rehearsal has; it keeps nothing of other contexts."""
     Gpu().close()
 
 
@@ -144,8 +142,7 @@ def test_the_cache_takes_its_share_of_free_memory(
     folder: Path, gpu: Gpu, taken: Taken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A share of the memory that is free at the start; if the host shares it, other programs change
-    it.
-    """
+    it."""
     memories: list[GpuMemory] = []
 
     def rows_in(manifest: Manifest, available: GpuMemory, asked: int | None) -> int:

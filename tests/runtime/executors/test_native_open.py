@@ -29,6 +29,7 @@ from spark_engine.runtime.executors.memory import EngineMemory  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from tests.runtime import native_folder as toy  # noqa: E402
 from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
+from tests.spark_engine.test_engine_file import REMOVED, put  # noqa: E402
 
 
 @pytest.fixture
@@ -368,7 +369,6 @@ def test_a_record_that_cannot_be_is_refused_before_anything_runs(
 
 
 JUNK = (None, True, -1, 0.5, 1 << 40, 10**30, "", "junk", [], [[]], {}, [None], [1, 2], [1] * 9)
-REMOVED = object()
 ROOT = toy.body(4)
 PLACES = [("launches",), ("kernels",), ("cubins",), ("arena_bytes",), ("zeroed_bytes",)]
 PLACES += [("operands",), ("launches", 0, "args", 0)]
@@ -389,13 +389,7 @@ def test_records_of_junk_are_refused(
     gpus: list[FakeGpu], folder: Path, where: tuple[Any, ...], value: object
 ) -> None:
     row = copy.deepcopy(ROOT)
-    at: Any = row
-    for key in where[:-1]:
-        at = at[key]
-    if value is REMOVED:
-        del at[where[-1]]
-    else:
-        at[where[-1]] = value
+    put(row, where, value)
     gpus.insert(0, FakeGpu(defaultdict(lambda: lambda gpu, *args: None)))
     engine = native.NativeEngine(
         open_folder(folder, toy.TARGET), lambda available: 0, lambda at: None

@@ -64,8 +64,7 @@ def ask(prompts: list[tuple[int, ...]]) -> list[Request]:
 def compare(folder: Path, files: Path | None = None) -> None:
     """Conversations with a common beginning that grow by turns: first all at once with the cache,
     each turn from the cached states of the previous one; then each prompt alone without a cache.
-    With a folder for `files` the engine is started again before each turn.
-    """
+    With a folder for `files` the engine is started again before each turn."""
     rng = random.Random(3)
     drawn = lambda size: tuple(rng.randrange(4000) for _ in range(size))  # noqa: E731
     shared = drawn(150)

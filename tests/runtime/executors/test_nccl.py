@@ -92,8 +92,7 @@ def test_a_step_that_waits_for_a_rank_ends_with_the_group(
     two: Ranks, module: Any, nccl: FakeNccl
 ) -> None:
     """Otherwise the device waits for the failed rank without end, and closing the engine waits for
-    the device.
-    """
+    the device."""
     made = two.each(lambda rank: module.Nccl(two.gpus[rank], two.comms[rank]))
     gpu = two.gpus[0]
     x, y = gpu.allocate(PART), gpu.allocate(PART)
@@ -163,9 +162,7 @@ def test_an_end_that_hangs_is_left(
 def test_the_first_error_of_a_half_made_connection_is_reported(
     two: Ranks, module: Any, nccl: FakeNccl
 ) -> None:
-    """The communicator exists, its first call fails, and so does aborting it: it is
-    aborted once.
-    """
+    """The communicator exists; its first call fails, as does aborting it: it is aborted once."""
     ends: list[Any] = []
 
     def refuse(*_: object) -> None:

@@ -29,8 +29,7 @@ def meeting(transport: str, ranks: int, limit_s: float = HANGS_S) -> list[Commun
     for i in range(ranks):
         for j in range(i + 1, ranks):
             peers[i][j], peers[j][i] = _pair(transport)
-    links = [Links(rank, peers[rank], limit_s) for rank in range(ranks)]
-    return [LinkCommunicator(one) for one in links]
+    return [LinkCommunicator(rank, peers[rank], limit_s) for rank in range(ranks)]
 
 
 def _pair(transport: str) -> tuple[socket.socket, socket.socket]:

@@ -20,9 +20,7 @@ from tests.runtime.ranks.test_group import NoCalls
 def test_another_version_is_refused_with_what_to_install(
     more: list[object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With fewer fields or other ones: an undecodable packet would make the rank
-    restart forever.
-    """
+    """With fewer or other fields: an undecodable packet would make the rank restart forever."""
     mine, theirs = socket.socketpair()
     monkeypatch.setattr(
         rank_process, "connect_rank", lambda seat: RankChannels(theirs, cast(Any, NoCalls()))

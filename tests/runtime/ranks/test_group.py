@@ -19,22 +19,13 @@ from spark_engine.interface import Limits
 from spark_engine.runtime.engine import load
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.ranks import group as module
-from spark_engine.runtime.ranks import running_clock
+from spark_engine.runtime.ranks import messages, running_clock
 from spark_engine.runtime.ranks.channel import HEAD, INLINE
 from spark_engine.runtime.ranks.group import RankGroup
-from spark_engine.runtime.ranks.messages import (
-    Answer,
-    Begin,
-    LoadOptions,
-    Opened,
-    Opening,
-    RankFailed,
-    encode,
-)
 from spark_engine.runtime.server.engine_client.supervisor import WATCHDOG_S
 
 SOON_S = 60.0  # ends a test that hangs
-BEGIN = Begin("", "", LoadOptions(threads=1))
+BEGIN = messages.Begin("", "", messages.LoadOptions(threads=1))
 
 
 class NoCalls:
@@ -103,15 +94,13 @@ def fast(monkeypatch: pytest.MonkeyPatch, **limits: float) -> Exits:
     return ended
 
 
-def say(end: socket.socket, answer: Answer) -> None:
-    data = encode(answer)
+def say(end: socket.socket, answer: messages.Answer) -> None:
+    data = messages.encode(answer)
     end.sendall(HEAD.pack(len(data), INLINE) + data)
 
 
 class Waiting:
-    """A group of three ranks; the test advances its clock by seconds, and each second
-    is checked.
-    """
+    """A group of three ranks; the test advances its clock by seconds, each of which is checked."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, undo: ExitStack) -> None:
         self._at, self._looks = 0.0, Looks(monkeypatch)
@@ -135,20 +124,19 @@ def test_a_rank_that_hangs_while_it_opens_is_named_and_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A rank that waits for it and reports that is not named; no rank is, before all are asked to
-    open.
-    """
+    open."""
     with ExitStack() as undo:
         ranks = Waiting(monkeypatch, undo)
         for _ in range(20):
             ranks.second()
         ranks.group.begin(BEGIN, device=False)
         assert ranks.comm.limit_s == math.inf
-        say(ranks.ends[1], Opening("reading: 40 %"))
+        say(ranks.ends[1], messages.Opening("reading: 40 %"))
         for _ in range(5):
-            say(ranks.ends[2], Opening("waiting for other ranks"))
+            say(ranks.ends[2], messages.Opening("waiting for other ranks"))
             ranks.second()
             ranks.group.check()
-        say(ranks.ends[2], Opening("waiting for other ranks"))
+        say(ranks.ends[2], messages.Opening("waiting for other ranks"))
         ranks.second()
         with pytest.raises(ExecutorError, match=r"rank 1 \('reading: 40 %'\) .* for 5 s") as hung:
             ranks.group.all_open()
@@ -161,12 +149,12 @@ def test_an_opening_may_take_long_and_an_open_rank_is_not_asked_again(
     with ExitStack() as undo:
         ranks = Waiting(monkeypatch, undo)
         ranks.group.begin(BEGIN, device=False)
-        say(ranks.ends[1], Opened(4711))
+        say(ranks.ends[1], messages.Opened(4711))
         for percent in range(40):
             if percent % 4 == 0:
-                say(ranks.ends[2], Opening(f"reading: {percent} %"))
+                say(ranks.ends[2], messages.Opening(f"reading: {percent} %"))
             ranks.second()
-        say(ranks.ends[2], Opened(4712))
+        say(ranks.ends[2], messages.Opened(4712))
         ranks.group.all_open()
         assert ranks.comm.limit_s == ranks.group.limit_s
         for _ in range(20):
@@ -189,8 +177,7 @@ def test_rank_0_leaves_a_step_that_hangs_before_the_watchdog_ends_it(
 
 def test_rank_0_leaves_an_opening_that_cannot_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """For example a library call that waits for a failed rank; rank 0 waits for nothing once all
-    are open.
-    """
+    are open."""
     ended, looks = fast(monkeypatch, OPENING_S=0.1), Looks(monkeypatch)
     with pair() as (group, theirs):
         group.begin(BEGIN, device=True)
@@ -212,7 +199,7 @@ def test_an_opening_that_is_slow_and_hangs_nowhere_ends_with_the_ranks_words(
     ended, looks = fast(monkeypatch, OPENING_S=0.0), Looks(monkeypatch)
     with pair() as (group, theirs):
         group.begin(BEGIN, device=False)
-        say(theirs, RankFailed("too little memory", True, True))
+        say(theirs, messages.RankFailed("too little memory", True, True))
         with group._changed:
             assert group._changed.wait_for(lambda: group._failure, SOON_S)
         looks.more(3)
@@ -229,7 +216,7 @@ def test_a_rank_that_falls_ends_the_opening_of_rank_0(monkeypatch: pytest.Monkey
     class Falling(NoCalls):
         comm, limit_s = NoCalls(), 1.0
 
-        def begin(self, begin: Begin, device: bool) -> None:
+        def begin(self, begin: messages.Begin, device: bool) -> None:
             assert device is (manifest.executor == load.NATIVE)
 
         def check(self) -> None:
@@ -286,9 +273,7 @@ def test_a_rank_that_is_not_ready_yet_is_not_waited_for(
 
 
 def test_ranks_are_asked_to_close_before_rank_0_closes_its_part() -> None:
-    """Each rank frees memory that others read after they have unmapped it, so all close
-    together.
-    """
+    """Each rank frees memory that others read after they unmapped it, so all close together."""
     done: list[str] = []
 
     class Noted:

@@ -69,8 +69,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
 @contextmanager
 def two_hosts(path: Path) -> Iterator[tuple[Engine, subprocess.Popen[bytes]]]:
     """Rank 0 in this process on the first GPU, and a process on the second that connects over
-    sockets.
-    """
+    sockets."""
     hosts = (f"127.0.0.1:{free_port()}", "127.0.0.1")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "1")

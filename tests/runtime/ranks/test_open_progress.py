@@ -16,7 +16,6 @@ from spark_engine.runtime.cli import rank_process
 from spark_engine.runtime.ranks import open_progress
 from spark_engine.runtime.ranks.channel import Receiver, read_answer
 from spark_engine.runtime.ranks.communicator import LinkCommunicator
-from spark_engine.runtime.ranks.links import Links
 from spark_engine.runtime.ranks.messages import ANSWER, Opening
 from spark_engine.runtime.ranks.open_progress import REPORT_S, ReportedProgress
 from spark_engine.runtime.ranks.spawn import RankChannels, RankSpec
@@ -83,7 +82,7 @@ def test_rank_0_learns_how_far_an_opening_is_and_that_it_waits(
 
 def test_a_waiting_call_reports_until_the_late_rank_comes() -> None:
     ends, late = socket.socketpair(), threading.Event()
-    comms = [LinkCommunicator(Links(rank, {1 - rank: end})) for rank, end in enumerate(ends)]
+    comms = [LinkCommunicator(rank, {1 - rank: end}) for rank, end in enumerate(ends)]
     comms[0].at_wait(late.set)
     with closing(comms[0]), closing(comms[1]), ThreadPoolExecutor(1) as pool:
         first = pool.submit(comms[0].barrier)

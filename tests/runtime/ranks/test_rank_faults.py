@@ -56,8 +56,7 @@ STEM = [i * 7 % 200 + 1 for i in range(70)]
 
 def body(n: int) -> dict[str, Any]:
     """One of a few requests with a common beginning; two of them fill the pages, and every second
-    one has a regex.
-    """
+    one has a regex."""
     prompt = [*STEM, *[n] * (30 + n)]
     found = {"prompt": prompt, "max_tokens": 80, "temperature": 0, "ignore_eos": n % 2 == 1}
     return found if n % 2 else found | {"guided_regex": "(yes|no) [0-9]{3}-[a-c]+x"}
@@ -98,8 +97,7 @@ class Running:
 
     def processes(self) -> list[int]:
         """All processes over the engine's folder: rank 0, the other ranks, and those that restart
-        ranks.
-        """
+        ranks."""
         return processes(self.engine)
 
 
@@ -265,8 +263,7 @@ def test_a_rank_that_is_killed_in_a_round_and_again_in_the_start_after_it(
 
 def plan(seed: int, ranks: int, stops: bool = True, **more: Any) -> list[list[Fault]]:
     """A fault at every point of a serving group, each of some ranks at once; then one fault, and
-    during the restart another one at every point of a start.
-    """
+    during the restart another one at every point of a start."""
     rng, rows = random.Random(seed), []
     for point in rng.sample(SERVING, len(SERVING)):
         kind = rng.choice((KILL, KILL, STOP)) if stops else KILL

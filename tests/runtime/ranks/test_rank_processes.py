@@ -50,15 +50,6 @@ def make(folder: Path, ranks: int, options: Options = OPTIONS) -> Path:
     return path
 
 
-def run(engine: Loaded, ids: list[int]) -> Solo:
-    solo = Solo(engine)
-    for start_ in range(0, len(ids) - 2, 64):
-        solo.prefill(ids[start_ : min(start_ + 64, len(ids) - 2)], 1)
-    for token in ids[-2:]:
-        solo.decode(token)
-    return solo
-
-
 @pytest.mark.parametrize(
     ("format", "moe", "ranks"),
     [
@@ -77,9 +68,9 @@ def test_processes_are_one_rank(format: str, moe: bool, ranks: int, tmp_path: Pa
     length = 71 if format in ("f32", "bf16", "nvfp4", "ct_nvfp4") else 7
     ids = [int(i) for i in np.random.default_rng(5).integers(0, 512, length)]
     with closing(load(make(tmp_path / "c", 1), threads=1)) as one:
-        truth = np.stack(run(one, ids).logits)
+        truth = np.stack(Solo(one).read(ids).logits)
     with closing(load(make(tmp_path / "c", ranks), threads=1)) as several:
-        found = np.stack(run(several, ids).logits)
+        found = np.stack(Solo(several).read(ids).logits)
         assert several.group is not None
         pids = several.group.pids
         assert sorted(pids) == [*range(1, ranks)]
@@ -236,7 +227,7 @@ def test_a_rank_that_dies_ends_the_step_at_once_and_is_named(
     """In the middle of a step, between two calls of its layers."""
     monkeypatch.setattr(group, "ERROR_WAIT_S", SOON_S)
     assert engine.loaded.group is not None
-    links = engine.loaded.group.comm._links  # type: ignore[attr-defined]
+    links: Any = engine.loaded.group.comm
     calls, exchange = itertools.count(), links.exchange
 
     def dying(*given: Any) -> Any:

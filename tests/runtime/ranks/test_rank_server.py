@@ -45,10 +45,6 @@ def until(found: Server, healthy: bool, within_s: float) -> None:
         time.sleep(0.02)
 
 
-def ranks_below(pid: int) -> list[int]:
-    return [one for one in family(pid)[1:] if runs(one, RANK)]
-
-
 def lose_and_come_back(engine: Path, folder: Path, *device: str) -> None:
     """A rank is killed while no request runs, and again in the middle of an answer; `device`:
     options of the second host. `folder`: of the first host's log."""
@@ -59,7 +55,7 @@ def lose_and_come_back(engine: Path, folder: Path, *device: str) -> None:
         with server(folder, How((str(engine), "--hosts", hosts))) as found:
             first = said(found)
             for busy in (False, True):
-                (rank,) = ranks_below(other.pid)
+                (rank,) = (pid for pid in family(other.pid)[1:] if runs(pid, RANK))
                 subprocess.Popen(["sh", "-c", f"sleep 0.1; kill -KILL {rank}"])
                 if busy:
                     with suppress(httpx.HTTPError):

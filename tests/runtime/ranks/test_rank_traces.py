@@ -15,15 +15,6 @@ from spark_engine.runtime.ranks.follower import Follower
 from spark_engine.runtime.ranks.messages import InputPiece, LaunchBucket
 from spark_engine.vision import VISION
 from tests.runtime.engine import test_traces
-from tests.runtime.engine.test_traces import (
-    Arrival,
-    Trace,
-    check_trace,
-    forks,
-    pictured,
-    replay,
-    traces,
-)
 from tests.runtime.fake_executor import VOCAB, build_fake
 from tests.runtime.generated import tried
 from tests.runtime.ranks.fake_ranks import FakeGroup
@@ -31,7 +22,7 @@ from tests.runtime.ranks.fake_ranks import FakeGroup
 RANKS = 2
 
 
-def check_ranks(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> int:
+def check_ranks(trace: test_traces.Trace, monkeypatch: pytest.MonkeyPatch) -> int:
     """Runs the trace on rank 0 of RANKS; returns the number of compared launches."""
     groups = []
 
@@ -45,7 +36,7 @@ def check_ranks(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> int:
     with monkeypatch.context() as patch:
         patch.setattr(test_traces, "build_fake", build)
         patch.setattr(test_traces, "poison_free", lambda engine: None)
-        check_trace(trace)
+        test_traces.check_trace(trace)
     (group,) = groups
     count = group.check()
     gc.collect()
@@ -54,22 +45,22 @@ def check_ranks(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @tried(1 / 7)
-@given(traces(most_drafts=3))
-def test_other_ranks_do_what_rank_0_does(trace: Trace) -> None:
+@given(test_traces.traces(most_drafts=3))
+def test_other_ranks_do_what_rank_0_does(trace: test_traces.Trace) -> None:
     with pytest.MonkeyPatch.context() as patch:
         check_ranks(trace, patch)
 
 
 @tried(1 / 7)
-@given(forks())
-def test_other_ranks_keep_the_same_prompts(trace: Trace) -> None:
+@given(test_traces.forks())
+def test_other_ranks_keep_the_same_prompts(trace: test_traces.Trace) -> None:
     with pytest.MonkeyPatch.context() as patch:
         check_ranks(trace, patch)
 
 
 @tried(1 / 20)
-@given(trace=forks(), seed=st.integers(0, 2**32))
-def test_other_ranks_see_the_same_images(trace: Trace, seed: int) -> None:
+@given(trace=test_traces.forks(), seed=st.integers(0, 2**32))
+def test_other_ranks_see_the_same_images(trace: test_traces.Trace, seed: int) -> None:
     """In packets of bounded size, without what a bucket has behind the image."""
     sizes = []
     with pytest.MonkeyPatch.context() as patch:
@@ -78,7 +69,7 @@ def test_other_ranks_see_the_same_images(trace: Trace, seed: int) -> None:
         patch.setattr(
             leader.messages, "encode", lambda orders: (sizes.append(orders), encode(orders))[1]
         )
-        check_ranks(pictured(trace, seed), patch)
+        check_ranks(test_traces.pictured(trace, seed), patch)
     sent = [o for orders in sizes for o in orders if isinstance(o, InputPiece | LaunchBucket)]
     assert max(len(o.data if isinstance(o, InputPiece) else o.inputs) for o in sent) <= 4000
     launched = [o for o in sent if isinstance(o, LaunchBucket) and o.family == VISION]
@@ -94,7 +85,7 @@ def test_drafts_prefixes_masks_and_swaps_of_one_trace_reach_other_ranks(
     )
     stem = [i * 7 % VOCAB for i in range(100)]
     arrivals = tuple(
-        Arrival(
+        test_traces.Arrival(
             Request(
                 (*stem[: 100 - 30 * (i % 2)], *((i + j) % VOCAB for j in range(20 + i))),
                 SamplingParams(max_tokens=70, ignore_eos=True, seed=i),
@@ -107,7 +98,7 @@ def test_drafts_prefixes_masks_and_swaps_of_one_trace_reach_other_ranks(
         for i in range(16)
     )
     options = EngineOptions(depth=1, swap_bytes=1 << 30)
-    trace = Trace(limits, (1, 2, 4, 8), (1, 2, 4), options, arrivals, depths=4)
+    trace = test_traces.Trace(limits, (1, 2, 4, 8), (1, 2, 4), options, arrivals, depths=4)
     rests, launch_rest = [], Follower._launch_rest
 
     def counted(follower: Follower) -> None:
@@ -116,7 +107,7 @@ def test_drafts_prefixes_masks_and_swaps_of_one_trace_reach_other_ranks(
 
     monkeypatch.setattr(Follower, "_launch_rest", counted)
     assert check_ranks(trace, monkeypatch) > 200 and len(rests) > 50
-    watch, _ = replay(trace)
+    watch, _ = test_traces.replay(trace)
     stats = watch.engine.stats()
     assert stats["prefix_hits"] and stats["preempted_swap"], stats
     assert sum(stats["accepted_by_position"])  # type: ignore[call-overload]

@@ -102,8 +102,7 @@ def test_two_ranks_say_about_what_one_says(engines: dict[int, Path]) -> None:
 @TWO
 def test_a_rank_that_dies_ends_rank_0s_step(engines: dict[int, Path]) -> None:
     """It is killed between two steps, with no step in flight (depth 0): otherwise rank 0 would end
-    with a step that waits on the device.
-    """
+    with a step that waits on the device."""
     with closing(Engine.open(engines[2], EngineOptions(depth=0))) as engine:
         assert engine.loaded.group is not None
         for one in crowd():

@@ -177,8 +177,7 @@ with closing(Engine.open(Path(folder), EngineOptions())) as engine:
 )
 def test_a_group_continues_after_rank_0_was_stopped(alone: bool, tmp_path: Path) -> None:
     """Alone while the other rank waits for it, or together with the other, which continues a little
-    later.
-    """
+    later."""
     write_checkpoint(tmp_path / "c", SHALLOW, "bf16")
     engine = make(tmp_path / "c", 2, SERVED)
     command = [sys.executable, "-c", RANK_0, str(engine), str(LIMIT_S), str(int(alone))]

@@ -22,8 +22,7 @@ def test_two_engines_led_from_either_host_both_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[str, str]
 ) -> None:
     """On arrival, each engine's rank 0 would be first on its own host, which the other's rank 1
-    needs.
-    """
+    needs."""
     locks, here = {host: threading.Lock() for host in HOSTS}, threading.local()
     taken: list[str] = []
 

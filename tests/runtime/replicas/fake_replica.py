@@ -1,10 +1,7 @@
 """A replica without an engine: an HTTP server in this process, controlled by prompts.
 
-DIE       closes the connection without an answer
-HALF      sends two events and half of a third, and closes
-HANG      sends one event and no more
-BUSY      503
-BROKEN    500, like a failed engine
+DIE       closes the connection without an answer HALF      sends two events and half of a third,
+and closes HANG      sends one event and no more BUSY      503 BROKEN    500, like a failed engine
 WAIT      answers after `gate` is set
 """
 

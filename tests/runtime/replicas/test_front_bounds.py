@@ -249,7 +249,7 @@ class _Slow:
             self.inside -= 1
         if number == self.lost:
             raise Lost("away")
-        return (200 if self.holder and self.holder in url else self.status), b"", {}
+        return (200 if self.holder and self.holder in url else self.status), b""
 
 
 def _forwarder(slow: _Slow, count: int) -> Forwarder:

@@ -31,9 +31,7 @@ class Slow:
 
 
 async def _drained(drain_s: float, finish: bool) -> tuple[list[int], float]:
-    """Statuses of a new connection during the drain and of the slow request; duration
-    in seconds.
-    """
+    """Statuses of a new connection during the drain and of the slow request; seconds."""
     slow, listener = Slow(), bind("127.0.0.1", 0)
     gc.unfreeze()
     config = uvicorn.Config(slow, lifespan="off", log_level="critical")

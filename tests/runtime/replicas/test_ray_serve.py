@@ -39,8 +39,7 @@ class Deployment:
 
 class Cluster:
     """The used part of Ray. It replaces `replicas` by Ray's rule: if the version or the resources
-    differ. `done`: the calls, in order.
-    """
+    differ. `done`: the calls, in order."""
 
     def __init__(self) -> None:
         self.directory: Directory | None = None

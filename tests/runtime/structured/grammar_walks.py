@@ -112,8 +112,7 @@ def accepts(grammar: str, answer: str) -> bool:
 
 def walk(grammar: str, seed: int, most: int = 300) -> tuple[list[int], bool]:
     """(ids, whether the answer is complete): random allowed ids, with preference for closing ones.
-    The ids contain no end id.
-    """
+    The ids contain no end id."""
     rng, matcher, ids = random.Random(seed), grammars()(grammar), []
     ends = set(grammars().ends)
     row = np.full(-(-VOCAB // 32), 0xDEADBEEF, np.uint32)

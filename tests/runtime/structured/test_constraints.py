@@ -120,11 +120,7 @@ def test_white_space_is_as_wanted() -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        (
-            form({"type": "foo"}, strict=True),
-            "response_format",
-            "schema.type cannot be enforced",
-        ),
+        (form({"type": "foo"}, strict=True), "response_format", "schema.type cannot be enforced"),
         (form(None), "response_format", "must be an object with a schema"),
         (form(7), "response_format", "json_schema.schema is 7"),
         ({"response_format": {"type": "xml"}}, "response_format", "type is 'xml'"),

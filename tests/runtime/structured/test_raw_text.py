@@ -1,6 +1,4 @@
-"""Raw text up to a mark: the allowed texts, and every mask against the letters of the
-vocabulary.
-"""
+"""Raw text up to a mark: the allowed texts; every mask against the letters of the vocabulary."""
 
 import random
 

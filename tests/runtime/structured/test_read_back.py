@@ -27,8 +27,7 @@ ROWS = {"path": {"type": "string"}, "content": {"type": "string"}, "n": {"type":
 
 def _takes(grammar: str, text: str) -> bool:
     """Whether a grammar allows a text, in a model's usual tokens. Marks in `text` are tokens only
-    at its two ends.
-    """
+    at its two ends."""
     start, end = "<tool_call>", "</tool_call>"
     inner = text.removeprefix(start).removesuffix(end)
     # a mark inside the text must not become its token

@@ -84,8 +84,7 @@ class Reader:
     @property
     def result(self) -> object:
         """A client's result: reasoning, content and calls in order, the finish reason, and whether
-        the last call is complete.
-        """
+        the last call is complete."""
         return tuple(self.parts), self.end
 
 

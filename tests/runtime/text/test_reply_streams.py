@@ -35,8 +35,7 @@ def _parser(row: dict[str, Any]) -> ReplyParser:
 
 def _parts(row: dict[str, Any], cuts: Sequence[int], ahead: bool = False) -> Parts:
     """Pieces of the stream, divided at these positions. A mark's position comes with the piece in
-    which it starts, or all are `ahead`.
-    """
+    which it starts, or all are `ahead`."""
     parser, text, places = _parser(row), row["text"], row["marks"]
     deltas: list[Delta] = []
     edges = [0, *cuts, len(text)]

@@ -22,8 +22,7 @@ TOOLS[0]["function"]["parameters"]["additionalProperties"] = True
 
 def _read(text: str, size: int, cut: bool = False) -> tuple[str, list[tuple[str, str]], bool]:
     """(content, calls, whether the last is cut), for this many characters a round; all marks are
-    tokens.
-    """
+    tokens."""
     parser, deltas = ReplyParser(False, TOOLS, tokens=marks()), []
     for at in range(0, len(text), size):
         places = [i for i in range(at, at + size) if text[i : i + 12].startswith(tuple(marks()))]

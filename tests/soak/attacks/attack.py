@@ -188,22 +188,13 @@ class Attacker:
 
 @dataclass(frozen=True)
 class Attack:
-    """One row.
+    """One row."""
 
-    Attributes:
-        name: of the table.
-        run: makes it, and notes in the Attacker what is wrong.
-        shows: what must hold, in words.
-        faults: it breaks something, so that honest requests may end in a clear error meanwhile.
-        mixed: it may run with others in the soak.
-        key: of the attacker.
-        slow: honest clients may wait so many seconds more: an engine starts again.
-    """
-
-    name: str
-    run: Callable[[Attacker], None]
-    shows: str
+    name: str  # of the table
+    run: Callable[[Attacker], None]  # makes it, and notes in the Attacker what is wrong
+    shows: str  # what must hold, in words
+    # It breaks something, so that honest requests may end in a clear error meanwhile.
     faults: bool = False
-    mixed: bool = False
-    key: str = ""
-    slow: float = 0.0
+    mixed: bool = False  # it may run with others in the soak
+    key: str = ""  # of the attacker
+    slow: float = 0.0  # honest clients may wait so many seconds more: an engine starts again

@@ -75,25 +75,16 @@ def runs(pid: int, module: str) -> bool:
 
 @dataclass(frozen=True)
 class How:
-    """How a server is started.
+    """How a server is started."""
 
-    Attributes:
-        options: of its command line, beyond port and address.
-        shell: what a shell does before.
-        key: what an honest client sends.
-        module: the program.
-        pause_s: at most, between a death of the engine and its next start; None: as always.
-        tls: it speaks HTTPS.
-        port: where it listens; 0: at a free one.
-    """
-
-    options: tuple[str, ...] = ()
-    shell: str = ""
-    key: str = ""
-    module: str = SERVER
+    options: tuple[str, ...] = ()  # of its command line, beyond port and address
+    shell: str = ""  # what a shell does before
+    key: str = ""  # what an honest client sends
+    module: str = SERVER  # the program
+    # At most, between a death of the engine and its next start; None: as always.
     pause_s: float | None = None
-    tls: bool = False
-    port: int = 0
+    tls: bool = False  # it speaks HTTPS
+    port: int = 0  # where it listens; 0: at a free one
 
 
 class Server:

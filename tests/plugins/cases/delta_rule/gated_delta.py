@@ -1,7 +1,6 @@
 """The seeded cases of the gated delta rule, with a replay ring and without. Knows its operands and
 the ring's layout, not its maths."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -129,8 +128,7 @@ class Launch:
 
 
 def _case(label: str, launch: Launch, rtol: float = 1e-5, atol: float = 2e-6) -> Case:
-    ignore: Callable[[tuple[Array, ...]], None] = launch.ignore
-    return Case(label, launch.attrs, launch.inputs, rtol, atol, ignore=ignore)
+    return Case(label, launch.attrs, launch.inputs, rtol, atol, ignore=launch.ignore)
 
 
 DECODE = ((3, -1, 0, 2, 5), (69, 1 << 30, 0, 1, 8), (1, 0, 1, 1, 0))

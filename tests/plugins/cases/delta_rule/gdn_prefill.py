@@ -36,9 +36,6 @@ class Launch:
         state[d.tiles.unread] = np.nan
         return (qkvz, ba, weight, state.astype(d.dtype.numpy), *rest)
 
-    def ignore(self, outputs: tuple[Array, ...]) -> None:
-        self.delta.ignore(outputs)
-
 
 def case_of(of: Case, taps: int = 4) -> Case:
     """The launch of a case of the delta rule, from a projection."""
@@ -48,7 +45,7 @@ def case_of(of: Case, taps: int = 4) -> Case:
     exact = d.dtype is DType.F32 and d.state is DType.F32
     rtol, atol = (2e-5, 5e-6) if exact else (1e-2, 1e-2)
     label = f"{of.label}, {taps} taps" if taps != 4 else of.label
-    return Case(label, launch.attrs, launch.inputs, rtol, atol, of.bench, launch.ignore)
+    return Case(label, launch.attrs, launch.inputs, rtol, atol, of.bench, d.ignore)
 
 
 OF = {case.label: case for case in gated_delta_cases.CHUNK}

@@ -16,18 +16,13 @@ IGNORED = 1 << 30  # what a tile says that begins from zeros or carries on
 
 @dataclass(frozen=True)
 class Tiles:
-    """The tiles of one launch.
+    """The tiles of one launch."""
 
-    Attributes:
-        slots, starts: of each tile.
-        sources: slot -> the state's row that its first tile begins from; of others, the slot.
-        saves: tile -> the state's row that it saves to.
-    """
-
-    slots: tuple[int, ...]
-    starts: tuple[int, ...]
+    slots: tuple[int, ...]  # of each tile
+    starts: tuple[int, ...]  # of each tile
+    # Slot -> the state's row that its first tile begins from; of others, the slot.
     sources: Mapping[int, int] = field(default_factory=dict)
-    saves: Mapping[int, int] = field(default_factory=dict)
+    saves: Mapping[int, int] = field(default_factory=dict)  # tile -> the state's row it saves to
 
     @property
     def origins(self) -> dict[int, int]:

@@ -26,13 +26,7 @@ from spark_engine.runtime.engine.request import Event, FinishReason, Request, Sa
 from spark_engine.runtime.executors.memory import States
 from tests.runtime.engine.drive import drain, tokens_of
 from tests.runtime.engine.invariants import check_engine, check_idle
-from tests.runtime.engine.test_traces import (
-    Trace,
-    compare_with_solo_runs,
-    forks,
-    pictured,
-    replay,
-)
+from tests.runtime.engine.test_traces import Trace, compare_with_solo_runs, forks, pictured, replay
 from tests.runtime.fake_executor import VOCAB, build_fake, poison_free
 from tests.runtime.generated import tried
 

@@ -16,13 +16,7 @@ from spark_engine.runtime.engine.request import Event, FinishReason, SamplingPar
 from spark_engine.runtime.server.http.app import create_app
 from spark_engine.runtime.server.http.endpoints import Endpoints
 from spark_engine.runtime.server.http.routes import ROUTES, page_routes
-from spark_engine.runtime.server.operation.http_request import (
-    EngineUse,
-    HttpRequest,
-    RequestMiddleware,
-    admit,
-    current,
-)
+from spark_engine.runtime.server.operation import http_request
 from spark_engine.runtime.server.operation.keys import Keyring
 from spark_engine.runtime.server.operation.log_limit import OnePerKind
 from spark_engine.runtime.server.operation.logs import QUIET, AccessLog, LogFormat, LogLevel, set_up
@@ -55,7 +49,7 @@ class Server(ApiClient):
         super().__init__()
         (folder / "keys").write_text(KEYS)
         (folder / "keys").chmod(0o600)
-        self.requests: list[HttpRequest] = []
+        self.requests: list[http_request.HttpRequest] = []
         self.client._script = script
         self.keys = Keyring(folder / "keys", clock=lambda: 0.0)  # nothing is refilled
         self.serve(AccessLog())
@@ -150,19 +144,19 @@ def test_a_running_request_ends_however_it_ends(tmp_path: Path, script: list[Eve
 
 def test_what_runs_on_behind_the_answer_counts_until_it_ends(server: Server) -> None:
     account, metrics = server.keys.accounts["ann"], server.service.metrics
-    running: list[HttpRequest] = []
+    running: list[http_request.HttpRequest] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        request = current()
+        request = http_request.current()
         assert request is not None
-        admit({"authorization": "Bearer a"}, server.keys, True, metrics)
+        http_request.admit({"authorization": "Bearer a"}, server.keys, True, metrics)
         request.begin(5)
         running.append(request)
 
     scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-    asyncio.run(RequestMiddleware(app, metrics, [])(scope, None, None))  # type: ignore[arg-type]
+    asyncio.run(http_request.RequestMiddleware(app, metrics, [])(scope, None, None))  # type: ignore[arg-type]
     assert account.open == 1
-    use = EngineUse(5, 0, 7, ("stop",), None, None, SamplingParams())
+    use = http_request.EngineUse(5, 0, 7, ("stop",), None, None, SamplingParams())
     running[0].finish(use)
     assert account.open == 0
     assert samples(metrics)["spark:key_tokens_total{key=ann,kind=completion}"] == 7
@@ -232,14 +226,10 @@ def lines() -> Iterator[io.StringIO]:
     root.setLevel(level)
 
 
-def _limit() -> None:
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(OnePerKind())
-
-
 def test_the_access_log_as_json(server: Server, lines: io.StringIO) -> None:
     set_up(LogFormat.JSON, LogLevel.WARNING, lines)
-    _limit()
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(OnePerKind())
     server.ask(**BODY)
     for _ in range(5):
         server.ask("/nothing?secret=1", key="b")
@@ -295,7 +285,7 @@ def test_probes_scrapes_and_the_page_have_no_line_unless_they_fail_or_are_asked_
 
 def test_no_name_breaks_a_line(lines: io.StringIO) -> None:
     set_up(LogFormat.TEXT, LogLevel.INFO, lines)
-    request = HttpRequest("an id", "GET", "/a b\n\x1b[31mé='", "", {})
+    request = http_request.HttpRequest("an id", "GET", "/a b\n\x1b[31mé='", "", {})
     AccessLog()(request)
     (line,) = lines.getvalue().splitlines()
     assert "\x1b" not in line and "id='an id'" in line and line.isascii()
@@ -305,7 +295,9 @@ def test_other_lines_name_the_request_they_are_about(lines: io.StringIO) -> None
     async def noisy(scope: Any, receive: Any, send: Any) -> None:
         logging.getLogger("x").warning("within %s", "it")
 
-    layers = RequestIds(RequestMiddleware(noisy, service(FakeClient(), None).metrics, []))
+    layers = RequestIds(
+        http_request.RequestMiddleware(noisy, service(FakeClient(), None).metrics, [])
+    )
     scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"x-request-id", b"r7")]}
     for form in LogFormat:
         set_up(form, LogLevel.INFO, lines)

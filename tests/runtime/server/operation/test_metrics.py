@@ -14,6 +14,7 @@ from spark_engine.runtime.server.engine_client.client import Started
 from spark_engine.runtime.server.engine_client.ipc import Stats
 from spark_engine.runtime.server.http.routes import ROUTES, page_routes
 from spark_engine.runtime.server.operation import metrics as module
+from spark_engine.runtime.server.operation.engine_metrics import EngineCollector
 from spark_engine.runtime.server.operation.metrics import REASONS, Metrics, Stopwatch
 from spark_engine.runtime.server.page.live import live
 from spark_engine.runtime.server.service.generation import CompletionChoice, Deadline, Generation
@@ -24,7 +25,7 @@ LIMITS = Limits(max_seqs=4, max_context=64, pages=5, vocab=512)
 
 
 def _metrics() -> Metrics:
-    return Metrics("m", lambda: (Stats(), 0.0), LIMITS, os.getpid)
+    return Metrics(EngineCollector("m", lambda: (Stats(), 0.0), LIMITS, os.getpid))
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
@@ -75,7 +76,9 @@ def test_the_processes_and_what_they_are() -> None:
 def test_a_scrape_is_small() -> None:
     """Prometheus reads it every few seconds; the text of all names was 139 KB."""
     buckets = {f"decode_b{i}": 1 for i in range(8)}
-    metrics = Metrics("tiny", lambda: (Stats(buckets=buckets), 0.0), LIMITS, os.getpid)
+    metrics = Metrics(
+        EngineCollector("tiny", lambda: (Stats(buckets=buckets), 0.0), LIMITS, os.getpid)
+    )
     routes = (*ROUTES, *page_routes())
     metrics.add_routes((route.method, route.path) for route in routes)
     assert len(metrics.render()) < 36_000, "before anybody used it"
@@ -104,7 +107,7 @@ def test_the_page_reads_a_few_numbers() -> None:
 
 
 def test_an_engine_that_is_gone_shows_no_process() -> None:
-    found = samples(Metrics("m", lambda: (Stats(), 0.0), None, lambda: None))
+    found = samples(Metrics(EngineCollector("m", lambda: (Stats(), 0.0), None, lambda: None)))
     assert not any(name.startswith("spark_engine_process") for name in found)
     assert not any("engine_info" in name for name in found)
 

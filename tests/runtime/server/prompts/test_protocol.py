@@ -11,13 +11,7 @@ from spark_engine.interface import Limits
 from spark_engine.runtime.engine.draft_counts import DraftCounts
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.runtime.server.api.chat_request import ChatRequest
-from spark_engine.runtime.server.api.common import (
-    Body,
-    Defaults,
-    check,
-    fold_seed,
-    sampling,
-)
+from spark_engine.runtime.server.api.common import Body, Defaults, check, fold_seed, sampling
 from spark_engine.runtime.server.api.completions import CompletionBody
 from spark_engine.runtime.server.api.fields import BadField, decode
 from spark_engine.runtime.server.api.unsupported_fields import UNSUPPORTED, UnsupportedFields

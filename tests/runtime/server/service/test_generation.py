@@ -10,6 +10,7 @@ import pytest
 from spark_engine.runtime.engine.masks import _too_long
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.runtime.server.engine_client.client import EngineClient, Mailbox, Started
+from spark_engine.runtime.server.operation.engine_metrics import EngineCollector
 from spark_engine.runtime.server.operation.metrics import Metrics
 from spark_engine.runtime.server.replies.errors import error_response
 from spark_engine.runtime.server.service import generation
@@ -39,7 +40,9 @@ def _generation(
         CompletionChoice(Request((1,), params), TextStream(tokenizer, params, (1,)))
         for _ in range(count)
     ]
-    return Generation(client, Metrics("m", lambda: (client.stats, 0.0)), choices, 4, deadline)
+    return Generation(
+        client, Metrics(EngineCollector("m", lambda: (client.stats, 0.0))), choices, 4, deadline
+    )
 
 
 def _run(client: Any, tokenizer: Tokenizer, stop: str, count: int = 1) -> list[str]:
