@@ -131,7 +131,9 @@ def _form(s: Sizes, target: Target, readers: int, team: int, queries: int, row_b
     free = (target.shared_bytes + 1024) // blocks - 1024 - listed
     steps = [team >> n for n in range(3) if team >> n]
     rings = (3, 2) if team > 1 else (stages_alone(s),)
-    forms = [made(n, ring, merged) for n in steps for ring in rings for merged in (queries, 1)]
+    # A lane of 16 warps that share tiles has too few registers to merge several queries at once.
+    merges = {n: (1,) if n < team and readers * team > 8 else (queries, 1) for n in steps}
+    forms = [made(n, ring, merged) for n in steps for ring in rings for merged in merges[n]]
     return next((form for form in forms if form.shared <= free), forms[-1])
 
 

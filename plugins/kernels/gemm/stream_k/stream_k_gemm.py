@@ -164,7 +164,9 @@ def choose(
     # hold the sums: of 128 tokens each has two m16 tiles and half of the tokens, so that one
     # decodes while the other on its scheduler multiplies, and a fragment read serves two products.
     most = 256 if wgmma and form.weight_bits == 4 else 128
-    block_m = next((b for b in BLOCK_MS if problem.m <= b), BLOCK_MS[-1])
+    # Hopper multiplies e4m3 by bf16: with scales within a k-slab 64 tokens are too many registers.
+    sizes = BLOCK_MS[:-2] if form.slab_scales and exact and target.wgmma else BLOCK_MS
+    block_m = next((b for b in sizes if problem.m <= b), sizes[-1])
     block_n = next((r for r in (64, 128) if problem.n <= r), most)
     shared = 2 if not wgmma and block_n >= 128 and block_m >= 128 else 1
     # mma.sync and wgmma give the same bits for bf16; the former is ahead at up to 8 rows.

@@ -18,6 +18,7 @@ from spark_engine.plugins.kernels.moe.experts.experts_problem import (
     operand,
     part_slabs,
     refuse,
+    split,
     weights,
 )
 from spark_engine.plugins.launch import Candidate, Kernel, Macros, Node
@@ -97,7 +98,8 @@ def _resident(p: Problem, target: Target, shared: int) -> int:
 def _paired(p: Problem, target: Target) -> bool:
     """Whether registers serve two blocks of a multiprocessor: one reads while the other adds."""
     codes = p.weights == 2 and _columns(p, target) == 1 and _slabs(p) <= 4
-    return target.large_shared and (codes or p.four_bits and not p.quant)
+    several = split(p.hidden) > 1  # a warp has all of x's short row else, in too many registers
+    return target.large_shared and (codes or p.four_bits and not p.quant and several)
 
 
 def _slabs(p: Problem) -> int:
