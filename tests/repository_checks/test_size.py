@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.repository import PACKAGES, ROOT, files
 
 # The cap of all lines only falls; a rise needs a line in docs/decisions.md that says what it buys.
-FILE, FUNCTION, TOTAL = 400, 80, 90_827
+FILE, FUNCTION, TOTAL = 400, 80, 90_828
 # Lines of tests and benchmarks for a line of the packages: only falls, too; the aim is 0.9.
 SHARE = 1.066
 TRAINING = "training/"  # of the embedded model: outside the package, and not counted

@@ -220,7 +220,9 @@ def fill(tile: StreamKConfig, problem: Problem, form: StreamKForm, target: Targe
     usable -= form.table_bytes
     decoding = form.weight_bits == 4
     wanted = ((4, 3 if tile.wgmma and decoding else 5), (2, 3 if tile.wgmma else 5))
-    fitting = [u for u, s in wanted if cut % u == 0 and usable // (u * one) >= s]
+    # A stage of two k-slabs of 64 tokens with 8-bit activations would spill.
+    short = decoding and tile.wgmma and form.x_bytes == 1 and tile.block_m == 64
+    fitting = [u for u, s in wanted if not short and cut % u == 0 and usable // (u * one) >= s]
     per_stage = fitting[0] if fitting else 1
     # Where weights are decoded that is the pace: a deep ring only delays the first activations.
     most = 12 // per_stage if decoding else 12

@@ -98,8 +98,7 @@ def _resident(p: Problem, target: Target, shared: int) -> int:
 def _paired(p: Problem, target: Target) -> bool:
     """Whether registers serve two blocks of a multiprocessor: one reads while the other adds."""
     codes = p.weights == 2 and _columns(p, target) == 1 and _slabs(p) <= 4
-    several = split(p.hidden) > 1  # a warp has all of x's short row else, in too many registers
-    return target.large_shared and (codes or p.four_bits and not p.quant and several)
+    return target.large_shared and (codes or p.four_bits and not p.quant and split(p.hidden) > 1)
 
 
 def _slabs(p: Problem) -> int:
