@@ -98,7 +98,7 @@ def _resident(p: Problem, target: Target, shared: int) -> int:
 def _paired(p: Problem, target: Target) -> bool:
     """Whether registers serve two blocks of a multiprocessor: one reads while the other adds."""
     codes = p.weights == 2 and _columns(p, target) == 1 and _slabs(p) <= 4
-    return target.large_shared and (codes or p.four_bits and not p.quant and split(p.hidden) > 1)
+    return target.large_shared and split(p.hidden) > 1 and (codes or p.four_bits and not p.quant)
 
 
 def _slabs(p: Problem) -> int:
