@@ -24,7 +24,7 @@ CACHE = 4  # snapshots take at most a quarter of the rest, and one row for each 
 # opening a bucket copies them all once.
 CPU_FEW, CPU_EACH, CPU_CACHE = 16, 4, 1 << 30
 MOST_SNAPSHOTS = 4096  # the most rows that are allocated for snapshots
-LARGE_PREFILL = (*PREFILL, 2048, 4096)  # if shared memory holds the experts of that many tokens
+LARGE_PREFILL = (*PREFILL, 2048, 4096)  # where shared memory is large, as on Hopper
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def _resident(p: Problem, target: Target, shared: int) -> int:
 
 
 def _paired(p: Problem, target: Target) -> bool:
-    """Whether registers serve two blocks of a multiprocessor: one reads while the other adds."""
+    """Whether registers serve two blocks, one of which reads: not where a warp has all of k."""
     codes = p.weights == 2 and _columns(p, target) == 1 and _slabs(p) <= 4
     return target.large_shared and split(p.hidden) > 1 and (codes or p.four_bits and not p.quant)
 
